@@ -1,0 +1,47 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Q-learning for language models, the Hugging Face way."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from .models import AutoModelForCausalLMWithILQLHeads, CausalILQLOutput, ILQLCausalLMConfig, ILQLForCausalLM
+
+
+if TYPE_CHECKING:
+    from .trainer.ilql_config import ILQLConfig
+    from .trainer.ilql_trainer import ILQLTrainer
+
+
+__version__ = "0.1.0.dev0"
+
+AutoConfig.register(ILQLCausalLMConfig.model_type, ILQLCausalLMConfig)
+AutoModel.register(ILQLCausalLMConfig, ILQLForCausalLM)
+AutoModelForCausalLM.register(ILQLCausalLMConfig, ILQLForCausalLM)
+
+# Loaded on first use: trainers import more than a user who only loads a model needs.
+_LAZY = {
+    "ILQLConfig": "hf_qrl.trainer.ilql_config",
+    "ILQLTrainer": "hf_qrl.trainer.ilql_trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])
+
+
+__all__ = [
+    "AutoModelForCausalLMWithILQLHeads",
+    "CausalILQLOutput",
+    "ILQLCausalLMConfig",
+    "ILQLConfig",
+    "ILQLForCausalLM",
+    "ILQLTrainer",
+]

@@ -1,0 +1,33 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Rewarded texts and conversations, as tokens, actions and batches."""
+
+from .chat import training_chat_template, window_messages
+from .collators import DataCollatorForILQL
+from .formats import is_conversational, is_prepared
+from .ilql_types import ILQLBatch, ILQLElement, ILQLSeq2SeqBatch, ILQLSeq2SeqElement
+from .preparation import prepare_dataset
+from .rewards import episode_returns, standardization
+from .statistics import ReturnStatistics, return_statistics, value_bounds
+from .tokenization import DialogMessage, make_experience, tokenize_dialogue
+
+
+__all__ = [
+    "DataCollatorForILQL",
+    "DialogMessage",
+    "ILQLBatch",
+    "ILQLElement",
+    "ILQLSeq2SeqBatch",
+    "ILQLSeq2SeqElement",
+    "ReturnStatistics",
+    "episode_returns",
+    "is_conversational",
+    "is_prepared",
+    "make_experience",
+    "prepare_dataset",
+    "return_statistics",
+    "standardization",
+    "tokenize_dialogue",
+    "training_chat_template",
+    "value_bounds",
+    "window_messages",
+]

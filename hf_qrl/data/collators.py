@@ -1,0 +1,109 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Rows to batches. Collators return dicts keyed by the batch's fields: that is what a Trainer moves to a device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.data.data_collator import DataCollatorMixin
+
+
+@dataclass
+class DataCollatorForILQL(DataCollatorMixin):
+    """
+    Pads rows on the right into the fields of [`ILQLBatch`].
+
+    Every example needs `input_ids`, `rewards`, `states_ixs`, `actions_ixs` and `dones`; a missing one is a `KeyError`.
+    `attention_mask` defaults to ones over the tokens. `truncated`, `weight`, `turn_ixs` and `next_input_ids` are in
+    the batch if they are in the examples. A row with empty `next_input_ids` has a `next_attention_mask` of zeros.
+
+    Args:
+        pad_token_id (`int`, *optional*, defaults to `0`):
+            Token that `input_ids` and `next_input_ids` are padded with. Everything else is padded with 0.
+        pad_to_multiple_of (`int`, *optional*):
+            Pads the token fields to a multiple of this length.
+        return_tensors (`str`, *optional*, defaults to `"pt"`):
+            Type of the tensors. Only `"pt"` is supported.
+
+    Examples:
+
+    ```python
+    >>> from hf_qrl.data import DataCollatorForILQL
+
+    >>> collator = DataCollatorForILQL(pad_token_id=9)
+    >>> examples = [
+    ...     {
+    ...         "input_ids": [1, 2, 3, 4],
+    ...         "attention_mask": [1, 1, 1, 1],
+    ...         "rewards": [0.0, 0.0, 1.0],
+    ...         "states_ixs": [0, 1, 2, 3],
+    ...         "actions_ixs": [0, 1, 2],
+    ...         "dones": [1, 1, 1, 0],
+    ...         "truncated": False,
+    ...     },
+    ...     {
+    ...         "input_ids": [5, 6, 7],
+    ...         "attention_mask": [1, 1, 1],
+    ...         "rewards": [-1.0],
+    ...         "states_ixs": [1, 2],
+    ...         "actions_ixs": [1],
+    ...         "dones": [1, 0],
+    ...         "truncated": True,
+    ...     },
+    ... ]
+    >>> collator(examples)
+    {'input_ids': tensor([[1, 2, 3, 4],
+            [5, 6, 7, 9]]), 'attention_mask': tensor([[1, 1, 1, 1],
+            [1, 1, 1, 0]]), 'rewards': tensor([[ 0.,  0.,  1.],
+            [-1.,  0.,  0.]]), 'states_ixs': tensor([[0, 1, 2, 3],
+            [1, 2, 0, 0]]), 'actions_ixs': tensor([[0, 1, 2],
+            [1, 0, 0]]), 'dones': tensor([[1, 1, 1, 0],
+            [1, 0, 0, 0]]), 'truncated': tensor([False,  True])}
+    ```
+    """
+
+    pad_token_id: int = 0
+    pad_to_multiple_of: int | None = None
+    return_tensors: str = "pt"
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        present = examples[0].keys()
+        batch = self._tokens(examples, "input_ids", "attention_mask")
+        batch["rewards"] = _pad([example["rewards"] for example in examples], dtype=torch.float32)
+        for name in ("states_ixs", "actions_ixs", "dones"):
+            batch[name] = _pad([example[name] for example in examples])
+        if "truncated" in present:
+            batch["truncated"] = _stack(examples, "truncated", bool, torch.bool)
+        if "weight" in present:
+            batch["weight"] = _stack(examples, "weight", float, torch.float32)
+        if "turn_ixs" in present:
+            batch["turn_ixs"] = _pad([example["turn_ixs"] for example in examples])
+        if "next_input_ids" in present:
+            batch |= self._tokens(examples, "next_input_ids", "next_attention_mask")
+        return batch
+
+    def _tokens(self, examples: list[dict[str, Any]], ids: str, mask: str) -> dict[str, torch.Tensor]:
+        multiple = self.pad_to_multiple_of or 1
+        if mask in examples[0]:
+            masks = [example[mask] for example in examples]
+        else:
+            masks = [[1] * len(example[ids]) for example in examples]
+        return {
+            ids: _pad([example[ids] for example in examples], self.pad_token_id, multiple),
+            mask: _pad(masks, 0, multiple),
+        }
+
+
+def _pad(rows: list, value: int = 0, multiple: int = 1, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    """Pads rows on the right to one width: the longest row's, at least 1, rounded up to `multiple`."""
+    width = max(1, *(len(row) for row in rows))
+    width = -(-width // multiple) * multiple
+    padded = torch.full((len(rows), width), value, dtype=dtype)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.as_tensor(row, dtype=dtype)
+    return padded
+
+
+def _stack(examples: list[dict[str, Any]], name: str, convert: Callable, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([convert(example[name]) for example in examples], dtype=dtype)

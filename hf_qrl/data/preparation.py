@@ -1,0 +1,345 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""A dataset of rewarded texts or conversations becomes a dataset of tokenised rows."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+
+from .chat import ChatRenderer, check_messages, training_chat_template, window_messages
+from .formats import column_names, detect_format, is_conversational
+from .rewards import scalar_reward, standardize, turn_rewards
+from .rows import build_row, check_row, check_token_ids, check_weight, row_features
+from .tokenization import output_spans, tokenize_dialogue
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What the mapped functions need besides a row and the tokenizer; hashed into the key of the cache."""
+
+    format: str  # "messages", "prompt-completion" (conversational), "text" or "samples"
+    reward_column: str
+    chat_template: str  # "" where nothing is rendered
+    max_length: int | None
+    truncation_side: str
+    history_window: int | None
+    reward_mean: float | None
+    reward_std: float | None
+    vocab_size: int | None
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        return {"max_length": self.max_length, "truncation_side": self.truncation_side}
+
+
+def prepare_dataset(
+    dataset: Dataset | IterableDataset,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    max_length: int | None = None,
+    truncation_side: str = "right",
+    history_window: int | None = None,
+    reward_mean: float | None = None,
+    reward_std: float | None = None,
+    vocab_size: int | None = None,
+    chat_template: str | None = None,
+    eos_token_id: int | list[int] | None = None,
+    num_proc: int | None = None,
+    description: str = "Tokenizing",
+) -> Dataset | IterableDataset:
+    """
+    Tokenises a dataset of rewarded texts or conversations into the columns that [`DataCollatorForILQL`] reads.
+
+    Accepted columns (others are dropped):
+
+    - `prompt`, `completion` and `reward` (a number for the episode) or `label` (a bool, 1 or -1): strings, or lists of
+      messages. The tokens of the completion are actions; assistant messages of the prompt are context.
+    - `messages` with `rewards` or `turn_rewards` (one number per assistant message) or `reward`. Conversational
+      `prompt` and `completion` take them too, one number per assistant message of the completion.
+    - `samples` and `rewards`: trlX dialogues with one number each.
+    - `input_ids`, `actions_ixs`, `states_ixs`, `dones`, `rewards`: already tokenised. Such a dataset is checked and
+      returned as it is, so preparing twice changes nothing.
+    - optional: `terminated` or `truncated` (bool; `terminated` wins; by default the episode terminated), `weight`
+      (positive), and for conversations `tools` and `chat_template_kwargs`.
+
+    A terminated row ends with its last action. A truncated one keeps its final observation, rendered with the
+    generation prompt, and gets no end-of-turn token if the assistant was cut while speaking.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]):
+            Dataset to tokenise. A `Dataset` is mapped on disk, cached.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Tokenizer of the model. Not needed if the dataset is already tokenised.
+        max_length (`int`, *optional*):
+            Largest number of tokens of a row.
+        truncation_side (`str`, *optional*, defaults to `"right"`):
+            Where longer rows are cut. `"right"` makes the row truncated; `"left"` keeps its end and how it ended.
+        history_window (`int`, *optional*):
+            Makes one row per assistant message, whose context is what [`window_messages`] selects; the context of the
+            next turn travels as `next_input_ids`, empty where the episode ends. A row is `truncated` if its own last
+            token is the state to bootstrap from, that is if there is no next context to do so.
+        reward_mean (`float`, *optional*):
+            Subtracted from the return of every terminated episode (after division by `reward_std`, where given).
+        reward_std (`float`, *optional*):
+            Divides every reward.
+        vocab_size (`int`, *optional*):
+            Size of the model's vocabulary, to check token ids against.
+        chat_template (`str`, *optional*):
+            Template for conversations. Defaults to [`training_chat_template`].
+        eos_token_id (`int` or `list[int]`, *optional*):
+            Tokens that end generation, as in the model's `generation_config`; defaults to the tokenizer's. The actions
+            of an assistant message end with the first of them, so that no action is learned that is never taken.
+        num_proc (`int`, *optional*):
+            Number of processes. Ignored for a streaming dataset.
+        description (`str`, *optional*, defaults to `"Tokenizing"`):
+            Text of the progress bar.
+
+    Returns:
+        [`~datasets.Dataset`] or [`~datasets.IterableDataset`]: rows of `input_ids`, `attention_mask`, `rewards`,
+        `states_ixs`, `actions_ixs`, `dones`, `turn_ixs`, `truncated`, with `weight` where the dataset has one, and
+        with `next_input_ids` and `next_attention_mask` where `history_window` is given.
+
+    Raises:
+        ValueError: If the columns, an argument or a row is not as described. The message names the row.
+
+    Examples:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from transformers import AutoTokenizer
+
+    >>> dataset = Dataset.from_dict({"prompt": ["2 + 2 ="], "completion": [" 4"], "reward": [1.0]})
+    >>> prepare_dataset(dataset, AutoTokenizer.from_pretrained("gpt2"))[0]["rewards"]
+    [0.0, 1.0]
+    ```
+    """
+    columns = column_names(dataset)
+    name, reward_column = detect_format(columns)
+    if truncation_side not in ("left", "right"):
+        raise ValueError(f'`truncation_side` must be "left" or "right", got {truncation_side!r}.')
+    if reward_std is not None and not reward_std > 0:
+        raise ValueError(f"`reward_std` must be positive, got {reward_std}.")
+    if name == "tokenized":
+        return _checked(dataset, vocab_size)
+    if tokenizer is None:
+        raise ValueError(f"A dataset with the columns {sorted(columns)} needs a tokenizer, got None.")
+    if history_window is not None and history_window < 1:
+        raise ValueError(f"`history_window` must be at least 1, got {history_window}.")
+
+    dataset = dataset.with_format(None)
+    conversational = is_conversational(dataset)
+    if history_window is not None and not conversational:
+        raise ValueError(
+            "`history_window` counts assistant messages: it needs a conversational dataset, got text in the columns "
+            f"{sorted(columns)}. Use `messages`, or leave `history_window` out."
+        )
+    if conversational and chat_template is None:
+        chat_template = training_chat_template(tokenizer)
+    options = _Options(
+        format="text" if name == "prompt-completion" and not conversational else name,
+        reward_column=reward_column,
+        chat_template=chat_template or "",
+        max_length=max_length,
+        truncation_side=truncation_side,
+        history_window=history_window,
+        reward_mean=reward_mean,
+        reward_std=reward_std,
+        vocab_size=vocab_size,
+        eos_token_ids=_eos_token_ids(eos_token_id, tokenizer),
+    )
+    features = row_features(weight="weight" in columns, next_state=history_window is not None)
+    map_kwargs = {} if isinstance(dataset, IterableDataset) else {"num_proc": num_proc, "desc": description}
+    return dataset.map(
+        _prepare_batch,
+        batched=True,
+        with_indices=True,
+        remove_columns=columns,
+        features=features,
+        fn_kwargs={"tokenizer": tokenizer, "options": options, "columns": list(features)},
+        **map_kwargs,
+    )
+
+
+def _eos_token_ids(eos_token_id: int | list[int] | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    if eos_token_id is None:
+        eos_token_id = [] if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+
+
+def _prepare_batch(
+    batch: dict[str, list],
+    indices: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    options: _Options,
+    columns: list[str],
+) -> dict[str, list]:
+    rows = []
+    for values, index in zip(zip(*batch.values(), strict=True), indices, strict=True):
+        rows += _prepare_episode(dict(zip(batch, values, strict=True)), f"Row {index}", tokenizer, options)
+    return {column: [row[column] for row in rows] for column in columns}
+
+
+def _prepare_episode(
+    episode: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase, options: _Options
+) -> list[dict[str, Any]]:
+    """Returns the rows of one episode: a single one, or with a history window one per turn."""
+    terminated = _terminated(episode, where)
+    if options.format == "samples":
+        rows = [_dialogue_row(episode, terminated, where, tokenizer, options)]
+    elif options.format == "text":
+        rows = [_text_row(episode, terminated, where, tokenizer, options)]
+    else:
+        rows = _conversation_rows(episode, terminated, where, tokenizer, options)
+    for row in rows:
+        check_token_ids(row["input_ids"], options.vocab_size, where)
+        if "weight" in episode:
+            row["weight"] = check_weight(episode["weight"], where)
+    return rows
+
+
+def _terminated(episode: dict[str, Any], where: str) -> bool:
+    for column in ("terminated", "truncated"):
+        if column in episode:
+            if not isinstance(episode[column], bool):
+                raise ValueError(f"{where}: `{column}` must be True or False, got {episode[column]!r}.")
+            return episode[column] if column == "terminated" else not episode[column]
+    return True
+
+
+def _dialogue_row(
+    episode: dict[str, Any], terminated: bool, where: str, tokenizer: PreTrainedTokenizerBase, options: _Options
+) -> dict[str, Any]:
+    try:
+        messages = tokenize_dialogue(episode["samples"], tokenizer, append_eos=terminated)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{where}: `samples` must be a string or a list of strings: {error}") from error
+    input_ids = [token for message in messages for token in message.tokens]
+    turns = output_spans(messages)
+    if not turns:
+        raise ValueError(f"{where}: `samples` has no output text, so no action tokens. Add some, or drop the row.")
+    rewards = [0.0] * (len(turns) - 1) + [scalar_reward(episode["rewards"], "rewards", where)]
+    rewards = standardize(rewards, options.reward_mean, options.reward_std, terminated)
+    return build_row(input_ids, turns, rewards, terminated=terminated, where=where, **options.cut)
+
+
+def _text_row(
+    episode: dict[str, Any], terminated: bool, where: str, tokenizer: PreTrainedTokenizerBase, options: _Options
+) -> dict[str, Any]:
+    prompt, completion = episode["prompt"], episode["completion"]
+    if not isinstance(prompt, str) or not isinstance(completion, str):
+        raise ValueError(
+            f"{where}: `prompt` and `completion` must both be strings (or in every row lists of messages), got "
+            f"{type(prompt).__name__} and {type(completion).__name__}."
+        )
+    rewards = turn_rewards(episode[options.reward_column], options.reward_column, 1, where)
+    rewards = standardize(rewards, options.reward_mean, options.reward_std, terminated)
+    # Tokenised as one text, because that is what the model meets; the completion is what follows the prompt's tokens.
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    input_ids = tokenizer(prompt + completion)["input_ids"]
+    if input_ids[: len(prompt_ids)] != prompt_ids:
+        raise ValueError(
+            f"{where}: the tokens of `prompt` are not a prefix of those of `prompt` + `completion`, so training would "
+            "see other contexts than generation. Move spaces at the end of the prompt to the start of the completion."
+        )
+    eos = tokenizer.eos_token_id
+    if terminated and eos is not None and input_ids[len(prompt_ids) :][-1:] != [eos]:
+        input_ids = [*input_ids, eos]
+    turns = [(len(prompt_ids), len(input_ids))]
+    return build_row(input_ids, turns, rewards, terminated=terminated, where=where, **options.cut)
+
+
+def _conversation_rows(
+    episode: dict[str, Any], terminated: bool, where: str, tokenizer: PreTrainedTokenizerBase, options: _Options
+) -> list[dict[str, Any]]:
+    if options.format == "messages":
+        messages, num_context = check_messages(episode["messages"], "messages", where), 0
+    else:
+        prompt = check_messages(episode["prompt"], "prompt", where)
+        messages = prompt + check_messages(episode["completion"], "completion", where)
+        num_context = len(prompt)
+    turns = [i for i in range(num_context, len(messages)) if messages[i]["role"] == "assistant"]
+    if not turns:
+        raise ValueError(f"{where}: no assistant message, so no action tokens. Add one, or drop the row.")
+    rewards = turn_rewards(episode[options.reward_column], options.reward_column, len(turns), where)
+    rewards = standardize(rewards, options.reward_mean, options.reward_std, terminated)
+    if terminated:
+        messages = messages[: turns[-1] + 1]
+
+    tools = episode.get("tools")
+    # A column of dicts holds the keys of all rows, None where a row has none.
+    variables = episode.get("chat_template_kwargs") or {}
+    renderer = ChatRenderer(
+        tokenizer,
+        options.chat_template,
+        where,
+        tools=json.loads(tools) if isinstance(tools, str) else tools,
+        template_kwargs={name: value for name, value in variables.items() if value is not None},
+        eos_token_ids=options.eos_token_ids,
+    )
+    if options.history_window is not None:
+        return _window_rows(messages, turns, rewards, terminated, renderer, options)
+    cut_while_speaking = not terminated and turns[-1] == len(messages) - 1
+    input_ids, spans = renderer.render(messages, turns, cut_while_speaking)
+    return [build_row(input_ids, spans, rewards, terminated=terminated, where=where, **options.cut)]
+
+
+def _window_rows(
+    messages: list[dict[str, Any]],
+    turns: list[int],
+    rewards: list[float],
+    terminated: bool,
+    renderer: ChatRenderer,
+    options: _Options,
+) -> list[dict[str, Any]]:
+    """Makes one row per turn. The value after a turn is read in the next turn's own context, where it is trained."""
+    try:
+        contexts = [window_messages(messages[:turn], options.history_window) for turn in turns]
+    except ValueError as error:
+        raise ValueError(f"{renderer.where}: {error}") from error
+    next_contexts = contexts[1:]
+    if messages[-1]["role"] != "assistant":  # the final observation of a truncated episode
+        next_contexts.append(window_messages(messages, options.history_window))
+
+    rows = []
+    for i, (turn, context, reward) in enumerate(zip(turns, contexts, rewards, strict=True)):
+        has_next = i < len(next_contexts)
+        cut_while_speaking = not terminated and not has_next
+        input_ids, spans = renderer.render([*context, messages[turn]], [len(context)], cut_while_speaking)
+        row = build_row(
+            input_ids, spans, [reward], terminated=not cut_while_speaking, where=renderer.where, **options.cut
+        )
+        next_ids = []
+        if has_next and not row["truncated"]:  # a row cut at max_length bootstraps from its own last state
+            next_ids = renderer.prompt(next_contexts[i])
+            if options.max_length is not None:
+                next_ids = next_ids[-options.max_length :]
+            check_token_ids(next_ids, options.vocab_size, renderer.where)
+        rows.append({**row, "next_input_ids": next_ids, "next_attention_mask": [1] * len(next_ids)})
+    return rows
+
+
+def _checked(dataset: Dataset | IterableDataset, vocab_size: int | None) -> Dataset | IterableDataset:
+    """Checks tokenised rows: now and without a copy if they can be read again, as they pass if they are a stream."""
+    if isinstance(dataset, IterableDataset):
+        return dataset.map(
+            _check_batch,
+            batched=True,
+            with_indices=True,
+            features=dataset.features,
+            fn_kwargs={"vocab_size": vocab_size},
+        )
+    start = 0
+    for batch in dataset.with_format(None).iter(batch_size=1000):
+        stop = start + len(batch["input_ids"])
+        _check_batch(batch, list(range(start, stop)), vocab_size)
+        start = stop
+    return dataset
+
+
+def _check_batch(batch: dict[str, list], indices: list[int], vocab_size: int | None) -> dict[str, list]:
+    for values, index in zip(zip(*batch.values(), strict=True), indices, strict=True):
+        check_row(dict(zip(batch, values, strict=True)), vocab_size, f"Row {index}")
+    return batch

@@ -1,0 +1,174 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Dialogues to tokens, as trlX does it: alternating phrases, each tokenised alone, every second one an output.
+
+Chat-template conversations take another path (`chat.py`); both end in the same rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from .ilql_types import ILQLElement
+from .rewards import standardization
+
+
+@dataclass
+class DialogMessage:
+    """
+    One phrase of a dialogue.
+
+    Args:
+        is_output (`bool`):
+            Whether the model produced the phrase (its tokens are actions) or read it.
+        tokens (`tuple[int, ...]`):
+            Token ids of the phrase.
+    """
+
+    is_output: bool
+    tokens: tuple[int, ...]
+
+
+def tokenize_dialogue(
+    dialogue: str | Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int | None = None,
+    *,
+    append_eos: bool = True,
+) -> list[DialogMessage]:
+    """
+    Tokenises a dialogue and cuts it to `max_length` tokens, on the side that `tokenizer.truncation_side` names.
+
+    A string is one output after the bos (or, without one, the eos) token. Messages left empty are dropped, and a
+    dialogue that starts with an output gets a bos message in front, so that every output token has a state.
+
+    Args:
+        dialogue (`str` or sequence of `str`):
+            An output, or `[prompt_0, output_0, prompt_1, output_1, ...]`.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer with an eos token.
+        max_length (`int`, *optional*):
+            Largest number of tokens. Nothing is cut if it is `None`.
+        append_eos (`bool`, *optional*, defaults to `True`):
+            Whether the last phrase gets an eos token if it does not end with one.
+
+    Returns:
+        `list[DialogMessage]`: the messages in order.
+
+    Raises:
+        ValueError: If the list has an odd length or is empty, or a phrase is not a string.
+    """
+    phrases = [tokenizer.bos_token or tokenizer.eos_token, dialogue] if isinstance(dialogue, str) else list(dialogue)
+    if not phrases or len(phrases) % 2 != 0:
+        raise ValueError(
+            f"A dialogue alternates prompts and outputs and needs an even number of phrases, got {len(phrases)}: "
+            "[prompt, output, prompt, output, ...]."
+        )
+    if not all(isinstance(phrase, str) for phrase in phrases):
+        raise ValueError(f"The phrases of a dialogue must be strings, got {[type(p).__name__ for p in phrases]}.")
+    if append_eos and not phrases[-1].endswith(tokenizer.eos_token):
+        phrases[-1] += tokenizer.eos_token
+
+    messages = [
+        DialogMessage(i % 2 == 1, tuple(tokenizer(phrase, add_special_tokens=False)["input_ids"]))
+        for i, phrase in enumerate(phrases)
+    ]
+    side = tokenizer.truncation_side
+    messages = [m for m in _truncate(messages, max_length, side) if m.tokens]
+    if messages and messages[0].is_output:
+        if sum(len(m.tokens) for m in messages) == max_length:  # make room for the bos token
+            if side == "left":
+                messages[0].tokens = messages[0].tokens[1:]
+            else:
+                messages[-1].tokens = messages[-1].tokens[:-1]
+        bos_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        messages.insert(0, DialogMessage(False, (bos_id,)))
+    return messages
+
+
+def _truncate(messages: list[DialogMessage], max_length: int | None, side: str) -> list[DialogMessage]:
+    """Keeps the first (`side="right"`) or the last (`side="left"`) `max_length` tokens of the flat stream."""
+    total = sum(len(m.tokens) for m in messages)
+    if max_length is None or total <= max_length:
+        return messages
+    first, last = (0, max_length) if side == "right" else (total - max_length, total)
+    kept, start = [], 0
+    for message in messages:
+        low, high = max(first - start, 0), max(last - start, 0)
+        kept.append(DialogMessage(message.is_output, message.tokens[low:high]))
+        start += len(message.tokens)
+    return kept
+
+
+def output_spans(messages: list[DialogMessage]) -> list[tuple[int, int]]:
+    """Returns `[start, end)` of every non-empty output in the flat token stream."""
+    spans, start = [], 0
+    for message in messages:
+        end = start + len(message.tokens)
+        if message.is_output and message.tokens:
+            spans.append((start, end))
+        start = end
+    return spans
+
+
+def make_experience(
+    samples: Sequence[str | Sequence[str]],
+    rewards: Sequence[float],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 2048,
+) -> list[ILQLElement]:
+    """
+    Turns dialogues with one reward each into ILQL elements, with the numbers trlX gives.
+
+    The rewards are standardised over all samples, `(R - mean) / std` in float64, and each sample's is put on its last
+    action. A sample cut at `max_length` still counts as terminated and keeps its reward, as in trlX; datasets
+    prepared by [`prepare_dataset`] keep the two apart.
+
+    Args:
+        samples (sequence of `str` or of sequences of `str`):
+            Dialogues as [`tokenize_dialogue`] takes them.
+        rewards (sequence of `float`):
+            One reward per sample.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer. Its `truncation_side` is respected.
+        max_length (`int`, *optional*, defaults to `2048`):
+            Largest number of tokens of a sample.
+
+    Returns:
+        `list[ILQLElement]`: one element per sample.
+
+    Raises:
+        ValueError: If the counts differ, or truncation leaves a sample without an action.
+    """
+    if len(samples) != len(rewards):
+        raise ValueError(f"Got {len(samples)} samples and {len(rewards)} rewards: give one reward per sample.")
+    if not samples:
+        return []
+    returns = np.asarray(rewards, dtype=np.float64)
+    mean, std = standardization(returns)
+
+    elements = []
+    for i, (sample, score) in enumerate(zip(samples, (returns - mean) / std, strict=True)):
+        messages = tokenize_dialogue(sample, tokenizer, max_length)
+        tokens = [token for message in messages for token in message.tokens]
+        actions = [p for start, end in output_spans(messages) for p in range(start - 1, end - 1)]
+        if not actions:
+            raise ValueError(
+                f"Sample {i} has no output token left within max_length={max_length} "
+                f"(truncation side {tokenizer.truncation_side!r}). Raise max_length, or drop the sample."
+            )
+        element_rewards = torch.zeros(len(actions))
+        element_rewards[-1] = float(score)
+        elements.append(
+            ILQLElement(
+                input_ids=torch.tensor(tokens),
+                attention_mask=torch.ones(len(tokens), dtype=torch.long),
+                rewards=element_rewards,
+                states_ixs=torch.tensor([*actions, len(tokens) - 1]),
+                actions_ixs=torch.tensor(actions),
+                dones=torch.tensor([1] * len(actions) + [0]),
+            )
+        )
+    return elements
