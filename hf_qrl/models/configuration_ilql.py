@@ -1,0 +1,141 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Configuration of the language models with ILQL heads."""
+
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+
+
+# What lies between the hidden state and the projection onto the vocabulary, where `head_stem` is not given.
+DEFAULT_STEMS: dict[str, Any] = {"mlp": "relu", "linear": "identity", "tied": "linear", "dueling": "silu"}
+# The start that learns fastest for each kind of head on random walks; `examples/random_walks.py` measures it.
+DEFAULT_INITS: dict[str, Any] = {"mlp": "default", "linear": "zero", "tied": "default", "dueling": "default"}
+
+
+@strict
+class ILQLConfigBase(PreTrainedConfig):
+    """
+    What a causal and a seq2seq model with ILQL heads have in common. See [`ILQLCausalLMConfig`].
+    """
+
+    sub_configs_defaults = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="gpt2")}
+
+    text_config: dict | PreTrainedConfig | None = None
+    head_type: Literal["mlp", "linear", "tied", "dueling"] = "mlp"
+    head_stem: Literal["identity", "linear", "relu", "silu"] | None = None
+    head_init: Literal["default", "zero"] | None = None
+    head_expansion: int = 2
+    num_q_heads: int = 2
+    q_reduction: Literal["min", "mean"] = "min"
+    beta: float | int = 1.0
+    policy_top_k: int | None = None
+    history_window: int | None = None
+    reward_mean: float | int = 0.0
+    reward_std: float | int = 1.0
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any):
+        # Without this a plain base checkpoint, loaded with this class, would silently become a random GPT-2.
+        if self.text_config is None:
+            raise ValueError(
+                f"{type(self).__name__} needs `text_config`, the configuration of the language model under the heads, "
+                "and got None. Use `AutoModelForCausalLMWithILQLHeads.from_pretrained(...)` to put heads on a base "
+                "checkpoint, or pass `text_config=AutoConfig.from_pretrained(...)`."
+            )
+        if isinstance(self.text_config, PreTrainedConfig):
+            # `PreTrainedConfig` resets the attention implementation of its sub-configurations to this argument, None
+            # if absent, and a live base model would compute other logits from then on.
+            kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
+        super().__post_init__(**kwargs)
+
+        self.beta, self.reward_mean, self.reward_std = (
+            float(self.beta),
+            float(self.reward_mean),
+            float(self.reward_std),
+        )
+        self.head_stem = self.head_stem or DEFAULT_STEMS[self.head_type]
+        self.head_init = self.head_init or DEFAULT_INITS[self.head_type]
+        if self.num_q_heads < 1:
+            raise ValueError(f"`num_q_heads` must be at least 1, got {self.num_q_heads}.")
+        if self.head_expansion < 1:
+            raise ValueError(f"`head_expansion` must be at least 1, got {self.head_expansion}.")
+        if self.policy_top_k is not None and self.policy_top_k < 1:
+            raise ValueError(
+                f"`policy_top_k` must be at least 1, or None to keep every token, got {self.policy_top_k}."
+            )
+        if self.history_window is not None and self.history_window < 1:
+            raise ValueError(
+                f"`history_window` counts turns and must be at least 1, or None for the whole history, got "
+                f"{self.history_window}."
+            )
+        if not self.reward_std > 0:
+            raise ValueError(f"`reward_std` must be positive, got {self.reward_std}.")
+        if self.head_type == "tied" and self.head_stem in ("relu", "silu"):
+            # The stem must end in a vector of the width of the embedding.
+            raise ValueError(
+                '`head_type="tied"` takes `head_stem` "identity" or "linear", got ' + repr(self.head_stem)
+            )
+
+        text_config: Any = self.text_config
+        text_config = text_config.get_text_config()
+        self.tie_word_embeddings = bool(text_config.tie_word_embeddings)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(text_config, name))
+
+
+@strict
+class ILQLCausalLMConfig(ILQLConfigBase):
+    r"""
+    Configuration of an [`ILQLForCausalLM`]: the configuration of the language model and of the heads on it.
+
+    Args:
+        text_config (`PreTrainedConfig` or `dict`):
+            Configuration of the causal language model under the heads.
+        head_type (`str`, *optional*, defaults to `"mlp"`):
+            What a Q-head is. `"mlp"`: `d -> 2d -> V` with a ReLU (ILQL, trlX). `"linear"`: `d -> V`, which folds into
+            the language model. `"tied"`: a linear map of the hidden state, projected by the model's own (detached)
+            output embedding, plus a learned scalar per state; it has no parameters of the size of the vocabulary.
+            `"dueling"`: `V + A - mean A` on a SiLU stem (Wang et al., 2016).
+        head_stem (`str`, *optional*):
+            `"identity"`, `"linear"`, `"relu"` or `"silu"`: the part of a Q-head below its projection. By default
+            what `head_type` says.
+        head_init (`str`, *optional*):
+            `"default"`: PyTorch's initialisation of linear layers. `"zero"`: the last layer is zero, and the trainer
+            sets its bias to the mean return of the data. By default whichever learned faster for the head type.
+        head_expansion (`int`, *optional*, defaults to 2):
+            Width of a `"relu"` or `"silu"` stem (and of the value head) in units of the hidden size.
+        num_q_heads (`int`, *optional*, defaults to 2):
+            Number of Q-heads, each with a target of its own.
+        q_reduction (`str`, *optional*, defaults to `"min"`):
+            How the target heads are combined, `"min"` (double Q) or `"mean"`.
+        beta (`float`, *optional*, defaults to 1.0):
+            Weight of the advantage in the policy, `logits + beta * (Q - V)`.
+        policy_top_k (`int`, *optional*):
+            The policy's support: the `policy_top_k` likeliest tokens of the language model. By default every token.
+        history_window (`int`, *optional*):
+            Number of most recent turns the policy reads, the current one included. By default all of them.
+        reward_mean (`float`, *optional*, defaults to 0.0), reward_std (`float`, *optional*, defaults to 1.0):
+            Standardisation of the returns the heads were trained on: `Q * reward_std + reward_mean` is in the
+            user's units.
+
+    Example:
+
+    ```python
+    >>> from transformers import LlamaConfig
+    >>> from hf_qrl import ILQLCausalLMConfig, ILQLForCausalLM
+
+    >>> text_config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    >>> model = ILQLForCausalLM(ILQLCausalLMConfig(text_config=text_config, head_type="linear"))
+    ```
+    """
+
+    model_type = "hf_qrl_ilql_causal_lm"
+
+
+__all__ = ["ILQLCausalLMConfig"]

@@ -1,0 +1,327 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""
+Q-heads and the value head.
+
+A Q-head is a stem and a projection onto the vocabulary: `z = stem(h)`, `Q(s, .) = z W^T + b + offset(s)`, where the
+offset is one number per state. The kinds differ in what stem, `W` and offset are:
+
+| kind    | stem              | W                                   | offset                       |
+|---------|-------------------|-------------------------------------|------------------------------|
+| mlp     | d -> 2d, ReLU     | own                                 | none                         |
+| linear  | identity          | own                                 | none                         |
+| tied    | d -> d            | the output embedding, detached      | learned, linear in h         |
+| dueling | d -> 2d, SiLU     | own (the advantages A)              | V(z) - mean of A over tokens |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class HeadLinear(nn.Linear):
+    """A linear layer that takes inputs of any floating point dtype: heads stay in float32 above a bfloat16 trunk."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+class BufferLinear(nn.Module):
+    """
+    The linear layer of a target network: its weight and bias are buffers.
+
+    Nothing that handles parameters (optimizers, PEFT's `modules_to_save`, the frozen parameters a DeepSpeed checkpoint
+    leaves out) can then train, thaw or drop a target, and it is saved like any other weight.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.register_buffer("weight", torch.zeros(out_features, in_features))
+        self.register_buffer("bias", torch.zeros(out_features))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(input.to(self.weight.dtype), self.weight, self.bias)
+
+
+def build_stem(kind: str, hidden_size: int, expansion: int, linear: type[nn.Module]) -> tuple[nn.Module, int]:
+    """Returns the stem and the width of its output."""
+    if kind == "identity":
+        return nn.Identity(), hidden_size
+    if kind == "linear":
+        return linear(hidden_size, hidden_size), hidden_size
+    width = expansion * hidden_size
+    activation = {"relu": nn.ReLU, "silu": nn.SiLU}[kind]()
+    return nn.Sequential(linear(hidden_size, width), activation), width
+
+
+class QHead(nn.Module):
+    """
+    One Q-function over the whole vocabulary, online (parameters) or target (buffers).
+
+    The weights of the projection belong to this module and are touched only in its `forward`, where DDP, FSDP and
+    DeepSpeed have them gathered; whoever wants something other than all Q-values hands in `evaluate`.
+
+    Args:
+        kind (`str`): `"mlp"`, `"linear"`, `"tied"` or `"dueling"`.
+        stem (`str`): `"identity"`, `"linear"`, `"relu"` or `"silu"`.
+        hidden_size (`int`): Width d of the hidden states.
+        vocab_size (`int`): Number of tokens V.
+        expansion (`int`): Width of a `"relu"` or `"silu"` stem in units of `hidden_size`.
+        target (`bool`): Whether this is a target network.
+    """
+
+    # Parameters online, buffers in a target; a tied head has no projection, and few heads an offset.
+    weight: Any
+    bias: Any
+    offset: Any
+
+    def __init__(self, kind: str, stem: str, hidden_size: int, vocab_size: int, expansion: int, target: bool = False):
+        super().__init__()
+        self.kind = kind
+        linear = BufferLinear if target else HeadLinear
+        self.stem, width = build_stem(stem, hidden_size, expansion, linear)
+        # The target of a dueling head is kept folded: V + A - mean A is one linear map of z.
+        self.offset = None
+        if kind == "tied":
+            self.offset = linear(hidden_size, 1)
+        elif kind == "dueling" and not target:
+            self.offset = linear(width, 1)
+        if kind == "tied":
+            self.weight, self.bias = None, None
+        elif target:
+            self.register_buffer("weight", torch.zeros(vocab_size, width))
+            self.register_buffer("bias", torch.zeros(vocab_size))
+        else:
+            self.weight = nn.Parameter(torch.empty(vocab_size, width))
+            self.bias = nn.Parameter(torch.empty(vocab_size))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        lm_weight: Any = None,
+        evaluate: Callable[..., Any] | None = None,
+    ) -> Any:
+        """
+        Args:
+            hidden_states (`torch.Tensor` of shape `(..., d)`):
+                Inputs of the LM head.
+            lm_weight (`torch.Tensor` of shape `(V, d)`, *optional*):
+                The output embedding, needed by `"tied"` heads; no gradient goes into it.
+            evaluate (`Callable`, *optional*):
+                Called as `evaluate(z, weight, bias, offset)` with `z (..., width)`, `weight (V, width)`, `bias (V,)`
+                or None and `offset (...)` or None; its result is returned.
+
+        Returns:
+            `torch.Tensor` of shape `(..., V)`: all Q-values, or what `evaluate` returned.
+        """
+        z = self.stem(hidden_states)
+        if self.kind == "tied":
+            weight, bias = lm_weight.detach(), None
+            z = z.to(weight.dtype)
+            offset = self.offset(hidden_states).squeeze(-1)
+        else:
+            weight, bias = self.weight, self.bias
+            z = z.to(weight.dtype)
+            offset = None
+            if self.offset is not None:
+                offset = self.offset(z).squeeze(-1) - z @ weight.mean(0) - bias.mean()
+        return (evaluate or all_values)(z, weight, bias, offset)
+
+    @torch.no_grad()
+    def reset(self, init: str) -> None:
+        """Initialises an online head: `"default"` as `nn.Linear` does, `"zero"` with a last layer of zeros."""
+        for module in self.modules():
+            if isinstance(module, HeadLinear):
+                module.reset_parameters()
+        if self.weight is not None:
+            nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+            bound = self.weight.shape[1] ** -0.5
+            nn.init.uniform_(self.bias, -bound, bound)
+        if init == "zero":
+            for tensor in self._last_layer():
+                tensor.zero_()
+
+    def _last_layer(self) -> list[torch.Tensor]:
+        """What has to be zero for Q to be one constant."""
+        tensors = [] if self.weight is None else [self.weight, self.bias]
+        if self.offset is not None:
+            tensors += [self.offset.weight, self.offset.bias]
+        if self.kind == "tied" and isinstance(self.stem, HeadLinear):
+            tensors += [self.stem.weight, self.stem.bias]
+        return tensors
+
+    def is_constant(self) -> bool:
+        """Whether the last layer is zero, that is, `"zero"` initialisation and no training since."""
+        return not any(bool(tensor.any()) for tensor in self._last_layer())
+
+    @torch.no_grad()
+    def set_constant(self, value: float) -> None:
+        """Makes a head with a last layer of zeros predict `value` everywhere."""
+        (self.bias if self.offset is None else self.offset.bias).fill_(value)
+
+    @torch.no_grad()
+    def resize(self, vocab_size: int) -> None:
+        """Grows or shrinks the vocabulary; a new token starts as the mean of the old ones."""
+        if self.kind == "tied" or vocab_size == self.weight.shape[0]:
+            return
+        new = max(0, vocab_size - self.weight.shape[0])
+        weight = torch.cat([self.weight[:vocab_size], self.weight.mean(0, keepdim=True).expand(new, -1)])
+        bias = torch.cat([self.bias[:vocab_size], self.bias.mean().expand(new)])
+        is_parameter = isinstance(self.weight, nn.Parameter)
+        self.weight = nn.Parameter(weight, self.weight.requires_grad) if is_parameter else weight
+        self.bias = nn.Parameter(bias, self.bias.requires_grad) if is_parameter else bias
+
+    @torch.no_grad()
+    def update_target(self, target: "QHead", alpha: float) -> None:
+        """Polyak step, `target <- (1 - alpha) target + alpha self`, on every tensor of the target (all float32)."""
+        pairs = list(zip(target.stem.buffers(), self.stem.parameters(), strict=True))
+        if self.kind == "tied":
+            pairs += [(target.offset.weight, self.offset.weight), (target.offset.bias, self.offset.bias)]
+        else:
+            pairs += [(target.weight, self.weight), (target.bias, self.bias)]
+        for moving, online in pairs:
+            moving.lerp_(online.to(moving.dtype), alpha)
+        if self.kind == "dueling":
+            # Folding is linear, so the moving average of the folded head is the folded moving average.
+            target.weight.add_(self.offset.weight[0] - self.weight.mean(0), alpha=alpha)
+            target.bias.add_(self.offset.bias[0] - self.bias.mean(), alpha=alpha)
+
+
+class ValueHead(nn.Module):
+    """State value V(s): `d -> 2d -> 1` with a ReLU, whatever the Q-heads are (it costs nothing and never folds)."""
+
+    def __init__(self, hidden_size: int, expansion: int = 2):
+        super().__init__()
+        self.stem, width = build_stem("relu", hidden_size, expansion, HeadLinear)
+        self.projection = HeadLinear(width, 1)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """`hidden_states (..., d)` to values of shape `(...)`."""
+        return self.projection(self.stem(hidden_states)).squeeze(-1)
+
+    @torch.no_grad()
+    def reset(self, init: str) -> None:
+        for module in self.modules():
+            if isinstance(module, HeadLinear):
+                module.reset_parameters()
+        if init == "zero":
+            self.projection.weight.zero_()
+            self.projection.bias.zero_()
+
+    @torch.no_grad()
+    def set_constant(self, value: float) -> None:
+        self.projection.bias.fill_(value)
+
+
+class ILQLHeads(nn.Module):
+    """
+    The heads of ILQL (arXiv 2206.11871): online Q-heads, their targets, and the value head.
+
+    All of them live in this one module, so that PEFT can save it (`modules_to_save=["heads"]`).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        head_type: str,
+        head_stem: str,
+        head_expansion: int,
+        num_q_heads: int,
+        q_reduction: str,
+    ):
+        super().__init__()
+        self.q_reduction = q_reduction
+        shape = (head_type, head_stem, hidden_size, vocab_size, head_expansion)
+        self.q: Any = nn.ModuleList([QHead(*shape) for _ in range(num_q_heads)])
+        self.target_q: Any = nn.ModuleList([QHead(*shape, target=True) for _ in range(num_q_heads)])
+        self.v = ValueHead(hidden_size, head_expansion)
+
+    def forward(
+        self,
+        action_states: torch.Tensor,
+        states: torch.Tensor | None = None,
+        lm_weight: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """
+        All values, dense.
+
+        Args:
+            action_states (`torch.Tensor` of shape `(B, T, d)`): Hidden states in which actions are scored.
+            states (`torch.Tensor` of shape `(B, S, d)`, *optional*): Hidden states to value; `action_states` if None.
+            lm_weight (`torch.Tensor` of shape `(V, d)`, *optional*): The output embedding, for `"tied"` heads.
+
+        Returns:
+            `value (B, S)`, `qs` and `target_qs`, tuples of `(B, T, V)`.
+        """
+        value = self.v(action_states if states is None else states)
+        qs = tuple(head(action_states, lm_weight) for head in self.q)
+        with torch.no_grad():
+            target_qs = tuple(head(action_states, lm_weight) for head in self.target_q)
+        return value, qs, target_qs
+
+    def reduce(self, qs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor:
+        """Minimum or mean over the heads, by `q_reduction`."""
+        stacked = torch.stack(tuple(qs))
+        return stacked.mean(0) if self.q_reduction == "mean" else stacked.amin(0)
+
+    def reset(self, init: str) -> None:
+        """Initialises the online heads and copies them into the targets."""
+        for head in (*self.q, self.v):
+            head.reset(init)
+        self.update_targets(1.0)
+
+    def is_constant(self) -> bool:
+        """Whether every Q-head still is as `"zero"` initialisation left it."""
+        return all(head.is_constant() for head in self.q)
+
+    def set_constant(self, value: float) -> None:
+        """Start value of every head with a last layer of zeros; the targets follow."""
+        for head in (*self.q, self.v):
+            head.set_constant(value)
+        self.update_targets(1.0)
+
+    def update_targets(self, alpha: float) -> None:
+        """Moves the targets a fraction `alpha` of the way to the online heads; `alpha=1` copies."""
+        for head, target in zip(self.q, self.target_q, strict=True):
+            head.update_target(target, alpha)
+
+
+def all_values(
+    z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor | None
+) -> torch.Tensor:
+    """Q-values of every token, `(..., V)`."""
+    values = nn.functional.linear(z, weight, bias)
+    return values if offset is None else values + offset.unsqueeze(-1)
+
+
+def candidate_values(
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    *,
+    candidates: torch.Tensor,
+) -> torch.Tensor:
+    """
+    Q-values of some tokens, by gathering their rows of the projection: O(k d) per state instead of O(V d).
+
+    Args:
+        candidates (`torch.LongTensor` of shape `(..., k)`): Token ids, for each state its own.
+
+    Returns:
+        `torch.Tensor` of shape `(..., k)`.
+    """
+    rows = nn.functional.embedding(candidates, weight)
+    values = (rows @ z.unsqueeze(-1)).squeeze(-1)
+    if bias is not None:
+        values = values + bias[candidates]
+    return values if offset is None else values + offset.unsqueeze(-1)
+
+
+__all__ = ["ILQLHeads", "QHead", "ValueHead", "all_values", "candidate_values"]
