@@ -1,0 +1,155 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""
+Losses over the vocabulary without a tensor of (rows, vocabulary).
+
+Every loss here is a function of a few statistics of each row `q = W z + b` of vocabulary-sized outputs: the output of
+the token that was taken, `q_a`, and `logsumexp(q)`. With `L_s` the derivative of the loss by statistic s,
+
+    dq_v = L_qa [v = a] + L_lse softmax(q)_v,    dz = W^T dq,    dW = sum dq z^T,    db = sum dq,
+
+so the rows can be evaluated a chunk at a time, the gradients formed while the chunk is at hand, and the chunk thrown
+away. The price is that targets, weights and the normaliser must be known beforehand, and that the loss can be
+differentiated once.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+
+# Elements of a chunk of outputs: large enough for the matrix products to run at full speed, small beside (N, V).
+CHUNK_ELEMENTS = 1 << 24
+
+
+def vocabulary_loss(
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    *,
+    actions: torch.Tensor,
+    row_loss: Callable[..., torch.Tensor],
+    row_inputs: tuple[torch.Tensor, ...] = (),
+    softcap: float | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    `sum_n row_loss(q_a, lse, *row_inputs)` over rows `q = W z + b + offset`, and the two statistics.
+
+    Args:
+        z (`torch.Tensor` of shape `(N, D)`): Inputs of the projection.
+        weight (`torch.Tensor` of shape `(V, D)`), bias (`torch.Tensor` of shape `(V,)`, *optional*): The projection.
+        offset (`torch.Tensor` of shape `(N,)`, *optional*): A number added to every output of a row.
+        actions (`torch.LongTensor` of shape `(N,)`): The token taken in each row.
+        row_loss (`Callable`):
+            Maps `(taken, logsumexp, *row_inputs)`, tensors of shape `(C,)`, to losses of shape `(C,)`; rows must not
+            depend on each other.
+        row_inputs (`tuple` of `torch.Tensor` of shape `(N,)`): Targets and weights; no gradient goes into them.
+        softcap (`float`, *optional*): Outputs are `softcap * tanh(q / softcap)`, as in Gemma's logits.
+        chunk_elements (`int`): Size of the largest temporary tensor.
+
+    Returns:
+        The loss, a scalar with gradients to `z`, `weight`, `bias` and `offset`, and `taken (N,)` and `logsumexp (N,)`
+        without gradient. All are float32, or float64 for float64 weights.
+    """
+    return _VocabularyLoss.apply(
+        z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, torch.is_grad_enabled()
+    )
+
+
+class _VocabularyLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled
+    ):  # fmt: skip
+        with torch.autocast(z.device.type, enabled=False):
+            return _VocabularyLoss._forward(
+                ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled
+            )
+
+    @staticmethod
+    def _forward(ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled):
+        rows, vocab = z.shape[0], weight.shape[0]
+        accumulate = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        chunks = max(1, -(-rows * vocab // chunk_elements))
+        chunk = max(1, -(-rows // chunks))
+        needs = [grad_enabled and needed for needed in ctx.needs_input_grad[:4]]
+
+        loss = torch.zeros((), dtype=accumulate, device=z.device)
+        taken = torch.empty(rows, dtype=accumulate, device=z.device)
+        lse = torch.empty_like(taken)
+        grad_z = torch.empty_like(z) if needs[0] else None
+        grad_weight = torch.zeros(weight.shape, dtype=accumulate, device=z.device) if needs[1] else None
+        grad_bias = torch.zeros(vocab, dtype=accumulate, device=z.device) if needs[2] else None
+        grad_offset = torch.empty_like(taken) if needs[3] else None
+        buffer = torch.empty(chunk, vocab, dtype=weight.dtype, device=z.device)
+
+        for start in range(0, rows, chunk):
+            part = slice(start, min(start + chunk, rows))
+            z_part, a_part = z[part], actions[part, None]
+            q = buffer[: z_part.shape[0]]
+            torch.mm(z_part, weight.t(), out=q)
+            if bias is not None:
+                q += bias
+            q = q.to(accumulate)
+            slope = None
+            if softcap is not None:
+                q.div_(softcap).tanh_()
+                slope = 1 - q.square()
+                q.mul_(softcap)
+
+            q_a = q.gather(1, a_part).squeeze(1)
+            top, top_ix = q.max(1, keepdim=True)
+            # One fused, vectorised kernel that ends with the softmax in place of the outputs; the largest probability
+            # is at least 1 / V, so the normaliser can be read from it without loss.
+            p = torch.softmax(q, 1, out=q)
+            normaliser = top.squeeze(1) - p.gather(1, top_ix).squeeze(1).log()
+            if offset is not None:
+                q_a, normaliser = q_a + offset[part], normaliser + offset[part]
+            taken[part], lse[part] = q_a, normaliser
+
+            with torch.enable_grad():
+                q_a, normaliser = q_a.detach().requires_grad_(), normaliser.detach().requires_grad_()
+                part_loss = row_loss(q_a, normaliser, *(x[part] for x in row_inputs)).sum()
+                slopes = torch.autograd.grad(part_loss, (q_a, normaliser), allow_unused=True, materialize_grads=True)
+            loss += part_loss.detach()
+            if not any(needs):
+                continue
+            by_taken, by_lse = slopes
+            if grad_offset is not None:
+                grad_offset[part] = by_taken + by_lse
+            if slope is not None:
+                by_taken = by_taken * slope.gather(1, a_part).squeeze(1)
+                p.mul_(slope)
+            # The scale of a row is applied to the small side of each product instead of to its V probabilities.
+            p = p.to(weight.dtype)
+            if grad_z is not None:
+                grad_z[part] = (p @ weight).to(accumulate) * by_lse[:, None] + weight[a_part[:, 0]] * by_taken[:, None]
+            if grad_weight is not None:
+                scaled = (z_part.to(accumulate) * by_lse[:, None]).to(weight.dtype)
+                if weight.dtype == accumulate:
+                    grad_weight.addmm_(p.t(), scaled)
+                else:
+                    grad_weight += p.t() @ scaled
+                grad_weight.index_add_(0, a_part[:, 0], z_part.to(accumulate) * by_taken[:, None])
+            if grad_bias is not None:
+                grad_bias += p.t().to(accumulate) @ by_lse
+                grad_bias.index_add_(0, a_part[:, 0], by_taken)
+
+        ctx.gradients = [
+            g if g is None or of is None else g.to(of.dtype)
+            for g, of in zip((grad_z, grad_weight, grad_bias, grad_offset), (z, weight, bias, offset), strict=True)
+        ]
+        ctx.mark_non_differentiable(taken, lse)
+        return loss, taken, lse
+
+    @staticmethod
+    def backward(ctx, grad_loss, _grad_taken, _grad_lse):
+        # `once_differentiable` looks at `grad_loss` alone, and would make the gradients constants without a word.
+        if torch.is_grad_enabled():
+            raise RuntimeError("The loss over the vocabulary has no second derivative (`create_graph=True`).")
+        if ctx.gradients is None:
+            raise RuntimeError("The loss over the vocabulary was already differentiated; evaluate it again.")
+        gradients, ctx.gradients = ctx.gradients, None
+        scaled = [None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in gradients]
+        return (*scaled, None, None, None, None, None, None)
