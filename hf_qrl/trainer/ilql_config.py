@@ -1,0 +1,156 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Training arguments of [`ILQLTrainer`]."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import TrainingArguments
+
+
+@dataclass
+class ILQLConfig(TrainingArguments):
+    r"""
+    Configuration of the [`ILQLTrainer`].
+
+    Beyond [`~transformers.TrainingArguments`]:
+
+    Args:
+        > Parameters that control the model
+
+        model_init_kwargs (`dict[str, Any]`, *optional*):
+            Arguments of [`AutoModelForCausalLMWithILQLHeads.from_pretrained`], if the model is given by name:
+            `{"head_type": "tied", "dtype": "bfloat16"}`.
+        freeze_base (`bool`, *optional*, defaults to `False`):
+            Whether to train the heads only. Needed for `awac_scale=0`, without which the language model would drift.
+        disable_dropout (`bool`, *optional*, defaults to `True`):
+            Whether to set every dropout probability to zero.
+
+        > Parameters that control the data preprocessing
+
+        max_length (`int`, *optional*, defaults to 1024):
+            Longest row in tokens; `None` for no limit. A longer row is cut, see `truncation_side`.
+        truncation_side (`str`, *optional*, defaults to `"right"`):
+            `"right"` keeps the beginning: the row becomes truncated and bootstraps from the value of its last state.
+            `"left"` keeps the end.
+        history_window (`int`, *optional*):
+            Train one row per turn, which reads this many most recent turns (the current one included). Stored in the
+            model's configuration.
+        reward_scaling (`str`, *optional*):
+            `"standardize"` subtracts the mean return of the training data and divides by its standard deviation; both
+            are stored in the model's configuration. By default rewards are used as they are.
+        dataset_num_proc (`int`, *optional*):
+            Number of processes that prepare the data.
+
+        > Parameters that control the training
+
+        tau (`float`, *optional*, defaults to 0.7):
+            Expectile of the value head: 0.5 is the mean over actions, 1 their maximum.
+        gamma (`float`, *optional*, defaults to 0.99):
+            Discount, per token or per utterance by `discount_on`.
+        discount_on (`str`, *optional*, defaults to `"token"`):
+            `"token"` discounts after each token, `"utterance"` after the last token of each utterance.
+        target (`str`, *optional*, defaults to `"td"`):
+            Regression target of Q: `"td"`, `"utterance"` (a backup to the end of the utterance), or `"mc"` (returns of
+            the data; takes one Q-head).
+        n_step (`int`, *optional*, defaults to 1):
+            Number of steps of the `"td"` target.
+        cql_scale (`float`, *optional*, defaults to 0.1):
+            Weight of the conservative term, which lowers the Q-values of tokens the data does not take.
+        awac_scale (`float`, *optional*, defaults to 1.0):
+            Weight of the cloning term, which trains the language model.
+        awac_beta (`float`, *optional*, defaults to 0.0):
+            Inverse temperature of the advantage weights of the cloning term; 0 is plain behaviour cloning.
+        awac_weight_clip (`float`, *optional*):
+            Largest advantage weight.
+        alpha (`float`, *optional*, defaults to 0.005):
+            Fraction of the way the targets move towards the online heads at each update. With `target="mc"` they are
+            copies.
+        steps_for_target_q_sync (`int`, *optional*, defaults to 1):
+            Number of optimizer steps between updates of the targets.
+        value_min (`float`, *optional*), value_max (`float`, *optional*):
+            Bounds of the targets of Q and V. By default derived from the rewards of the training data and `gamma`;
+            infinite for streamed data.
+
+        > Parameters that control the logging
+
+        log_completions (`bool`, *optional*, defaults to `False`):
+            Whether to print a table of completions sampled from the policy, with their Q-values.
+        log_completions_steps (`int`, *optional*, defaults to 100):
+            Number of optimizer steps between two tables.
+        num_completions_to_print (`int`, *optional*, defaults to 4):
+            Number of completions in a table.
+        max_completion_length (`int`, *optional*, defaults to 64):
+            Longest completion in a table, in tokens.
+
+    > These defaults differ from [`~transformers.TrainingArguments`]: `learning_rate=1e-4`, `logging_steps=10`.
+    """
+
+    _VALID_DICT_FIELDS = TrainingArguments._VALID_DICT_FIELDS + ["model_init_kwargs"]
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "The initial learning rate."})
+    logging_steps: float = field(default=10, metadata={"help": "Number of steps (or share of all) between two logs."})
+
+    model_init_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Arguments of `AutoModelForCausalLMWithILQLHeads.from_pretrained`, for a model by name."},
+    )
+    freeze_base: bool = field(default=False, metadata={"help": "Whether to train the heads only."})
+    disable_dropout: bool = field(default=True, metadata={"help": "Whether to set dropout probabilities to zero."})
+
+    max_length: int | None = field(default=1024, metadata={"help": "Longest row in tokens; None for no limit."})
+    truncation_side: str = field(
+        default="right",
+        metadata={"help": "Which side of a too long row is cut off.", "choices": ["right", "left"]},
+    )
+    history_window: int | None = field(
+        default=None, metadata={"help": "Number of most recent turns a row reads, the current one included."}
+    )
+    reward_scaling: str | None = field(
+        default=None, metadata={"help": "`standardize` to standardise returns over the training data."}
+    )
+    dataset_num_proc: int | None = field(default=None, metadata={"help": "Number of processes preparing the data."})
+
+    tau: float = field(default=0.7, metadata={"help": "Expectile of the value head."})
+    gamma: float = field(default=0.99, metadata={"help": "Discount."})
+    discount_on: str = field(
+        default="token", metadata={"help": "What is discounted.", "choices": ["token", "utterance"]}
+    )
+    target: str = field(
+        default="td", metadata={"help": "Regression target of Q.", "choices": ["td", "utterance", "mc"]}
+    )
+    n_step: int = field(default=1, metadata={"help": "Number of steps of the `td` target."})
+    cql_scale: float = field(default=0.1, metadata={"help": "Weight of the conservative term."})
+    awac_scale: float = field(default=1.0, metadata={"help": "Weight of the cloning term."})
+    awac_beta: float = field(default=0.0, metadata={"help": "Inverse temperature of the cloning weights."})
+    awac_weight_clip: float | None = field(default=None, metadata={"help": "Largest cloning weight."})
+    alpha: float = field(default=0.005, metadata={"help": "Step of the targets towards the online heads."})
+    steps_for_target_q_sync: int = field(
+        default=1, metadata={"help": "Number of optimizer steps between updates of the targets."}
+    )
+    value_min: float | None = field(default=None, metadata={"help": "Lower bound of targets; from the data if unset."})
+    value_max: float | None = field(default=None, metadata={"help": "Upper bound of targets; from the data if unset."})
+
+    log_completions: bool = field(default=False, metadata={"help": "Whether to print tables of completions."})
+    log_completions_steps: int = field(default=100, metadata={"help": "Number of steps between two tables."})
+    num_completions_to_print: int = field(default=4, metadata={"help": "Number of completions in a table."})
+    max_completion_length: int = field(default=64, metadata={"help": "Longest completion in a table, in tokens."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, low, high in [("gamma", 0.0, 1.0), ("alpha", 0.0, 1.0)]:
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"`{name}` must lie between {low:g} and {high:g}, got {getattr(self, name)}.")
+        for name in ("cql_scale", "awac_scale", "awac_beta"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+        if self.reward_scaling not in (None, "standardize"):
+            raise ValueError(f'`reward_scaling` must be None or "standardize", got {self.reward_scaling!r}.')
+        if self.truncation_side not in ("right", "left"):
+            raise ValueError(f'`truncation_side` must be "right" or "left", got {self.truncation_side!r}.')
+        if self.steps_for_target_q_sync < 1:
+            raise ValueError(f"`steps_for_target_q_sync` must be at least 1, got {self.steps_for_target_q_sync}.")
+        if self.value_min is not None and self.value_max is not None and self.value_min >= self.value_max:
+            raise ValueError(f"`value_min` {self.value_min} must be smaller than `value_max` {self.value_max}.")
+
+
+__all__ = ["ILQLConfig"]

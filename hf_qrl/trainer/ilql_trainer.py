@@ -1,0 +1,469 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""Implicit language Q-learning as a `transformers.Trainer`."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from datasets import Dataset, IterableDataset
+from torch import nn
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    Trainer,
+    TrainerCallback,
+    set_seed,
+)
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction
+from transformers.utils import logging
+
+from ..data import (
+    DataCollatorForILQL,
+    ILQLBatch,
+    episode_returns,
+    is_conversational,
+    is_prepared,
+    prepare_dataset,
+    return_statistics,
+    standardization,
+    training_chat_template,
+    value_bounds,
+)
+from ..losses.ilql import check_options, ilql_loss_from_states, metrics_from_sums
+from ..models import AutoModelForCausalLMWithILQLHeads, ILQLForCausalLM
+from .callbacks import SampleTableCallback
+from .checkpoints import is_complete, last_complete_checkpoint, mark_complete, mark_incomplete
+from .ilql_config import ILQLConfig
+from .metrics import MetricSums
+from .model_card import model_card
+from .targets import TargetUpdateCallback
+
+
+logger = logging.get_logger(__name__)
+
+AnyDataset: TypeAlias = Dataset | IterableDataset
+
+
+class ILQLTrainer(Trainer):
+    r"""
+    Trains a causal language model with ILQL heads on rewarded texts, dialogues or episodes.
+
+    Args:
+        model (`str` or `PreTrainedModel`):
+            A name or directory of a causal language model, with or without ILQL heads (loaded in float32 unless
+            `model_init_kwargs` says otherwise), or a live one. A model without heads gets fresh ones.
+        args ([`ILQLConfig`], *optional*):
+            Training arguments.
+        data_collator (`Callable`, *optional*):
+            Defaults to [`DataCollatorForILQL`].
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
+            Rewarded data: `prompt`, `completion`, `reward` (or `label`); `messages` with `rewards` (one per assistant
+            turn) or `reward`; `samples`, `rewards`; or tokenised columns. See [`prepare_dataset`].
+        eval_dataset (same, or a `dict` of them, *optional*):
+            Data to evaluate the losses on.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*):
+            Tokenizer; the model's own if not given. Not needed for tokenised columns.
+        compute_metrics (`Callable`, *optional*):
+            Takes an [`~transformers.EvalPrediction`] of the policy's logits `(B, n, V)` and labels `(B, n)`, which
+            hold each action at its position and -100 elsewhere.
+        callbacks, optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics:
+            As in [`~transformers.Trainer`].
+
+    Example:
+
+    ```python
+    >>> from datasets import Dataset
+    >>> from hf_qrl import ILQLConfig, ILQLTrainer
+
+    >>> data = Dataset.from_list([{"prompt": "2 + 2 =", "completion": " 4", "reward": 1.0}])
+    >>> trainer = ILQLTrainer("HuggingFaceTB/SmolLM2-135M", args=ILQLConfig("out"), train_dataset=data)
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """
+
+    _tag_names = ["hf_qrl", "ilql"]
+    _name = "ILQL"
+    _paper = {
+        "title": "Offline RL for Natural Language Generation with Implicit Language Q Learning",
+        "id": "2206.11871",
+    }
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        args: ILQLConfig | None = None,
+        data_collator: Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]] | None = None,
+        train_dataset: AnyDataset | None = None,
+        eval_dataset: AnyDataset | dict[str, AnyDataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | ProcessorMixin | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    ):
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = ILQLConfig(f"{(name or 'model').rstrip('/').split('/')[-1]}-ILQL")
+        check_dataset_type("train_dataset", train_dataset)
+        eval_datasets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
+        for dataset in eval_datasets:
+            check_dataset_type("eval_dataset", dataset)
+
+        model = load_model(model, args)
+        check_options(
+            tau=args.tau,
+            target=args.target,
+            n_step=args.n_step,
+            discount_on=args.discount_on,
+            num_q_heads=model.config.num_q_heads,
+        )
+        freeze_and_check(model, args)
+
+        every_dataset = [x for x in [train_dataset, *eval_datasets] if x is not None]
+        if processing_class is None and not all(is_prepared(x) for x in every_dataset):
+            processing_class = AutoTokenizer.from_pretrained(model.config.text_config._name_or_path)
+        tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
+        if tokenizer is not None and tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer is not None and tokenizer.chat_template and any(is_conversational(x) for x in every_dataset):
+            # Saved with the model, so that it acts in the contexts it was trained in.
+            tokenizer.chat_template = training_chat_template(tokenizer)
+        self._tokenizer = tokenizer
+
+        if args.history_window is not None:
+            model.config.history_window = args.history_window
+        if args.reward_scaling == "standardize" and train_dataset is not None:
+            if isinstance(train_dataset, IterableDataset):
+                raise ValueError(
+                    'reward_scaling="standardize" needs the mean and deviation of the returns before training, which '
+                    "a stream cannot give. Set `model.config.reward_mean` and `model.config.reward_std` yourself and "
+                    "leave `reward_scaling` unset."
+                )
+            model.config.reward_mean, model.config.reward_std = standardization(episode_returns(train_dataset))
+
+        # What `_prepare_dataset` needs, before the parent class sets `self.model` and `self.args`.
+        self._prepare_kwargs = {
+            "max_length": args.max_length,
+            "truncation_side": args.truncation_side,
+            "history_window": model.config.history_window,
+            "reward_mean": model.config.reward_mean,
+            "reward_std": model.config.reward_std,
+            "eos_token_id": model.generation_config.eos_token_id,
+            "vocab_size": model.get_output_embeddings().weight.shape[0],
+            "num_proc": args.dataset_num_proc,
+        }
+        if train_dataset is not None:
+            with args.main_process_first(local=False, desc="preparing the training data"):
+                train_dataset = self._prepare_dataset(train_dataset, "train")
+        if eval_dataset is not None:
+            with args.main_process_first(local=False, desc="preparing the evaluation data"):
+                eval_dataset = self._prepare_eval_dataset(eval_dataset)
+        self._fit_to_data(model, args, train_dataset)
+
+        if data_collator is None:
+            pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
+            data_collator = DataCollatorForILQL(pad_token_id=pad_token_id)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+        )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"{self.args.n_gpu} GPUs are visible to one process, which would be `nn.DataParallel`. Start one "
+                "process per GPU with `accelerate launch` or `torchrun`, or show it one GPU with CUDA_VISIBLE_DEVICES."
+            )
+        # Batches hold no `labels`; the model returns a loss all the same.
+        self.can_return_loss = True
+        self.label_names: list[str] = []
+        self._sums = {"train": MetricSums(), "eval": MetricSums()}
+        # Monte-Carlo regression has no bootstrap for a target network to stabilise.
+        alpha = 1.0 if args.target == "mc" else args.alpha
+        self.add_callback(TargetUpdateCallback(self, alpha, args.steps_for_target_q_sync))
+        if args.log_completions:
+            if tokenizer is None:
+                raise ValueError("`log_completions` needs a `processing_class` to decode completions with.")
+            self.add_callback(
+                SampleTableCallback(
+                    self, args.log_completions_steps, args.num_completions_to_print, args.max_completion_length
+                )
+            )
+        self.model.add_model_tags(self._tag_names)
+
+    # -------------------------------------------------------------------------------------------------------- data
+
+    def _prepare_dataset(self, dataset: AnyDataset, name: str) -> AnyDataset:
+        return prepare_dataset(
+            dataset, self._tokenizer, **self._prepare_kwargs, description=f"Preparing {name} dataset"
+        )
+
+    def _prepare_eval_dataset(self, dataset: AnyDataset | dict[str, AnyDataset]) -> Any:
+        if isinstance(dataset, dict):
+            return {name: self._prepare_dataset(part, name) for name, part in dataset.items()}
+        return self._prepare_dataset(dataset, "eval")
+
+    def _fit_to_data(self, model: ILQLForCausalLM, args: ILQLConfig, dataset: AnyDataset | None) -> None:
+        """Bounds of the targets, start values of the heads, and what this data cannot be trained on."""
+        self.value_min, self.value_max = args.value_min, args.value_max
+        if not isinstance(dataset, Dataset):
+            if dataset is not None and (args.value_min is None or args.value_max is None):
+                logger.warning(
+                    "The data is a stream, so no bounds of the values are derived from it; set `value_min` and "
+                    "`value_max` where they are known."
+                )
+            return
+        statistics = return_statistics(dataset, args.gamma, args.discount_on)
+        if args.target == "mc" and statistics.continues_elsewhere:
+            raise ValueError(
+                '`target="mc"` needs the return of a whole episode, which a row of a history window does not hold; '
+                'use `target="td"`, or leave `history_window` unset.'
+            )
+        if args.target == "mc" and statistics.truncated_fraction > 0:
+            raise ValueError(
+                f"{statistics.truncated_fraction:.1%} of the rows are truncated: their returns are unknown, and "
+                '`target="mc"` would take what was paid so far for all there is. Drop them, raise `max_length`, or '
+                'use `target="td"`, which bootstraps.'
+            )
+        low, high = value_bounds(statistics, args.gamma)
+        self.value_min = low if args.value_min is None else args.value_min
+        self.value_max = high if args.value_max is None else args.value_max
+        logger.info(f"Targets of Q and V are clamped to [{self.value_min:g}, {self.value_max:g}].")
+        if model.heads.is_constant():
+            model.heads.set_constant(min(max(statistics.mean_return, self.value_min), self.value_max))
+        if args.awac_scale > 0:
+            model.check_lm_head(torch.tensor([dataset[0]["input_ids"][:16]], device=model.device))
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = [x.name for x in dataclasses.fields(ILQLBatch)]
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            eval_dataset = self._prepare_eval_dataset(eval_dataset)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().predict(self._prepare_dataset(test_dataset, "test"), *args, **kwargs)
+
+    # -------------------------------------------------------------------------------------------------------- loss
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | None:
+        """The (weighted) number of actions of all micro-batches of an optimizer step, on all processes."""
+        if len(batch_samples) == 0:
+            return None
+        num_items = torch.zeros((), device=device)
+        for batch in batch_samples:
+            mask = batch["dones"][:, :-1].to(device=device, dtype=torch.float32)
+            if batch.get("weight") is not None:
+                mask = mask * batch["weight"].to(device).unsqueeze(1)
+            num_items = num_items + mask.sum()
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            num_items = self.accelerator.gather(num_items).sum() / self.get_tp_size()
+        return num_items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        batch = ILQLBatch(**inputs)
+        training = model.training
+        if training and num_items_in_batch is None:
+            raise ValueError("The number of actions of the optimizer step is unknown; the loss cannot be normalised.")
+
+        def loss_fn(hidden_states, heads, lm_head, next_hidden_state):
+            loss, sums = ilql_loss_from_states(
+                hidden_states,
+                heads,
+                lm_head,
+                batch,
+                next_hidden_state,
+                num_items=num_items_in_batch,
+                tau=self.args.tau,
+                gamma=self.args.gamma,
+                cql_scale=self.args.cql_scale,
+                awac_scale=self.args.awac_scale,
+                awac_beta=self.args.awac_beta,
+                target=self.args.target,
+                n_step=self.args.n_step,
+                discount_on=self.args.discount_on,
+                value_min=self.value_min,
+                value_max=self.value_max,
+                awac_weight_clip=self.args.awac_weight_clip,
+            )
+            self._sums["train" if training else "eval"].add(sums)
+            return loss
+
+        outputs = model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            next_input_ids=batch.next_input_ids,
+            next_attention_mask=batch.next_attention_mask,
+            loss_fn=loss_fn,
+        )
+        loss = outputs.loss
+        if training and self.args.average_tokens_across_devices:
+            # Gradients are averaged over processes, and `num_items_in_batch` counts the actions of all of them.
+            loss = loss * (self.accelerator.num_processes // self.get_tp_size())
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs).detach()
+            if prediction_loss_only:
+                return loss, None, None
+            logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        mask = inputs["dones"][:, :-1].bool()
+        rows = torch.arange(mask.shape[0], device=mask.device).unsqueeze(1).expand_as(mask)[mask]
+        positions = inputs["actions_ixs"][mask] + 1
+        labels = torch.full_like(inputs["input_ids"], -100)
+        labels[rows, positions] = inputs["input_ids"][rows, positions]
+        return loss, logits, labels
+
+    # ----------------------------------------------------------------------------------------------------- metrics
+
+    def _pop_metrics(self, mode: str) -> dict[str, float]:
+        sums = self._sums[mode].pop(self.accelerator)
+        if not sums:
+            return {}
+        return metrics_from_sums(sums, cql_scale=self.args.cql_scale, awac_scale=self.args.awac_scale)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        # The step's own log; evaluation adds its metrics in `evaluation_loop`.
+        if "loss" in logs:
+            metrics = self._pop_metrics("train")
+            metrics.pop("loss", None)
+            logs.update(metrics)
+        super().log(logs, start_time)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        self._sums["eval"] = MetricSums()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        # Sums over all actions: the parent's average of batch means depends on the batch size.
+        for name, number in self._pop_metrics("eval").items():
+            output.metrics[f"{metric_key_prefix}_{name}"] = number
+        return output
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.Trainer.train`]; `resume_from_checkpoint=True` takes the last whole checkpoint."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
+            if resume_from_checkpoint is None:
+                raise ValueError(f"There is no complete checkpoint in {self.args.output_dir!r} to resume from.")
+        elif isinstance(resume_from_checkpoint, (str, os.PathLike)) and not is_complete(resume_from_checkpoint):
+            raise ValueError(
+                f"The checkpoint {str(resume_from_checkpoint)!r} was not written to its end; resume from an earlier "
+                "one (`resume_from_checkpoint=True` finds the last that is whole)."
+            )
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            mark_incomplete(checkpoint)
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            mark_complete(checkpoint)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        self.create_model_card(output_dir=output_dir)
+
+    def create_model_card(
+        self,
+        model_name: str | None = None,
+        dataset_name: str | list[str] | None = None,
+        tags: str | list[str] | None = None,
+        output_dir: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Writes `README.md` from the template of `model_cards/`.
+
+        Args:
+            model_name (`str`, *optional*): Name of the model; that of the output directory if not given.
+            dataset_name (`str` or `list[str]`, *optional*): Names of the training data.
+            tags (`str` or `list[str]`, *optional*): Further tags.
+            output_dir (`str`, *optional*): Where to write; `args.output_dir` if not given.
+        """
+        if not self.is_world_process_zero():
+            return
+        directory = Path(output_dir or self.args.output_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        card = model_card(self, model_name=model_name, dataset_name=dataset_name, tags=tags)
+        (directory / "README.md").write_text(card, encoding="utf-8")
+
+
+def check_dataset_type(name: str, dataset: Any) -> None:
+    """Raises a `ValueError` for anything that is neither a dataset nor None."""
+    if dataset is not None and not isinstance(dataset, (Dataset, IterableDataset)):
+        raise ValueError(
+            f"`{name}` must be a `datasets.Dataset` or `datasets.IterableDataset`, got {type(dataset).__name__}. "
+            "Build one with `Dataset.from_list(...)` or `load_dataset(...)` (and take one of its splits)."
+        )
+
+
+def load_model(model: str | PreTrainedModel, args: ILQLConfig) -> ILQLForCausalLM:
+    """The model with its heads; fresh heads are drawn with the run's seed."""
+    if isinstance(model, ILQLForCausalLM):
+        if args.model_init_kwargs:
+            raise ValueError("`model_init_kwargs` goes with a model given by name, and the model is live.")
+        return model
+    set_seed(args.seed)
+    # `TrainingArguments` has parsed what the command line gives as JSON.
+    model_init_kwargs: dict[str, Any] = dict(args.model_init_kwargs or {})  # type: ignore[arg-type]
+    if isinstance(model, str):
+        model_init_kwargs.setdefault("dtype", torch.float32)
+    return AutoModelForCausalLMWithILQLHeads.from_pretrained(model, **model_init_kwargs)
+
+
+def freeze_and_check(model: ILQLForCausalLM, args: ILQLConfig) -> None:
+    """Freezes what is not trained and refuses a model that cannot be trained."""
+    if args.freeze_base:
+        model.base.requires_grad_(False)
+    if args.disable_dropout:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    dtypes = {x.dtype for x in model.heads.target_q.buffers()}
+    if dtypes - {torch.float32, torch.float64}:
+        raise ValueError(
+            f"The target heads are {sorted(map(str, dtypes))}, in which small steps are lost; they must be float32. "
+            "Do not cast a model with ILQL heads as a whole; load it with `dtype=`, which casts the language model."
+        )
+    if args.awac_scale == 0 and any(x.requires_grad for x in model.base.parameters()):
+        raise ValueError(
+            "With `awac_scale=0` nothing holds the language model to the data while its weights serve the heads, and "
+            "the policy's prior would drift. Set `freeze_base=True` to train the heads only, or raise `awac_scale`."
+        )
+
+
+__all__ = ["ILQLTrainer"]

@@ -1,0 +1,129 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""The model card of a trained model, from the template in `model_cards/`."""
+
+from enum import Enum
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+
+# What of the training arguments decides the result, besides the fields of the algorithm.
+COMMON_ARGUMENTS = (
+    "learning_rate",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_steps",
+    "num_train_epochs",
+    "lr_scheduler_type",
+    "optim",
+    "weight_decay",
+    "max_grad_norm",
+    "seed",
+)
+ALGORITHM_ARGUMENTS = (
+    "tau",
+    "gamma",
+    "discount_on",
+    "target",
+    "n_step",
+    "cql_scale",
+    "awac_scale",
+    "awac_beta",
+    "awac_weight_clip",
+    "alpha",
+    "steps_for_target_q_sync",
+    "max_length",
+    "truncation_side",
+    "reward_scaling",
+    "freeze_base",
+)
+HEAD_FIELDS = ("head_type", "head_stem", "head_init", "num_q_heads", "q_reduction", "beta", "policy_top_k")
+
+
+def model_card(
+    trainer: Any,
+    model_name: str | None = None,
+    dataset_name: str | list[str] | None = None,
+    tags: str | list[str] | None = None,
+) -> str:
+    """
+    Args:
+        trainer ([`ILQLTrainer`]): Supplies the model, the arguments and the log.
+        model_name (`str`, *optional*): Title of the card.
+        dataset_name (`str` or `list[str]`, *optional*): Names of the training data.
+        tags (`str` or `list[str]`, *optional*): Tags beside the trainer's own.
+
+    Returns:
+        `str`: the card, Markdown with YAML metadata.
+    """
+    args, state = trainer.args, trainer.state
+    config = trainer.accelerator.unwrap_model(trainer.model).config
+    base_model = config.text_config._name_or_path or None
+    if base_model is not None and Path(base_model).exists():
+        base_model = None  # a local directory is no repository of the Hub
+    title = model_name or Path(args.output_dir).resolve().name
+    datasets = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name or [])
+    metrics = last_metrics(state.log_history)
+    evaluation = {name: number for name, number in metrics.items() if name.startswith("eval_")}
+    card_data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=base_model,
+        datasets=datasets or None,
+        tags=sorted({*trainer._tag_names, *([tags] if isinstance(tags, str) else tags or [])}),
+        model_name=title if evaluation else None,
+        eval_results=[
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=datasets[0] if datasets else "evaluation",
+                dataset_name=datasets[0] if datasets else "evaluation data",
+                metric_type=name,
+                metric_value=number,
+            )
+            for name, number in evaluation.items()
+        ]
+        or None,
+    )
+    arguments = {name: getattr(args, name) for name in (*ALGORITHM_ARGUMENTS, *COMMON_ARGUMENTS)}
+    arguments = {name: x.value if isinstance(x, Enum) else x for name, x in arguments.items()}
+    arguments |= {"value_min": trainer.value_min, "value_max": trainer.value_max}
+    dataset = trainer.train_dataset
+    card = ModelCard.from_template(
+        card_data,
+        template_path=str(files("hf_qrl.model_cards") / "template.md"),
+        title=title,
+        method=f"{trainer._name} ({trainer._paper['title']})",
+        paper_id=trainer._paper["id"],
+        architecture=config.text_config.architectures[0] if config.text_config.architectures else "language model",
+        model_path=args.hub_model_id or title,
+        beta=config.beta,
+        reward_mean=config.reward_mean,
+        reward_std=config.reward_std,
+        history_window=config.history_window,
+        dataset_name=", ".join(datasets),
+        num_rows=len(dataset) if hasattr(dataset, "__len__") else None,
+        steps=state.global_step,
+        heads={name: getattr(config, name) for name in HEAD_FIELDS},
+        arguments=arguments,
+        metrics={name: f"{number:.4g}" for name, number in metrics.items()},
+        versions={name: version(name) for name in ("hf_qrl", "transformers", "torch", "datasets", "accelerate")},
+    )
+    return str(card)
+
+
+def last_metrics(log_history: list[dict[str, float]]) -> dict[str, float]:
+    """The most recent value of each logged loss and statistic."""
+    metrics: dict[str, float] = {}
+    for entry in log_history:
+        metrics |= {
+            name: number
+            for name, number in entry.items()
+            if ("/" in name or name in ("loss", "eval_loss")) and isinstance(number, (int, float))
+        }
+    return metrics
+
+
+__all__ = ["model_card"]
