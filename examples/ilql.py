@@ -1,0 +1,71 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""
+Train any causal language model with ILQL on your own rewarded dialogues.
+
+    python examples/ilql.py --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct --dataset dialogues.jsonl \
+        --output_dir outputs/my_policy --num_train_epochs 1 --head_type tied
+
+`--dataset` is a `.jsonl`, `.json` or `.parquet` file, or a dataset of the Hub. `--config file.yaml` gives defaults for
+every option.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from datasets import Dataset, load_dataset
+from trl import TrlParser
+
+from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLTrainer
+
+
+FILE_FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+@dataclass
+class ScriptArguments:
+    """What is not a training argument."""
+
+    model_name_or_path: str = field(metadata={"help": "Base model, or a model with ILQL heads to go on with."})
+    dataset: str = field(metadata={"help": "A .jsonl, .json or .parquet file, or a dataset of the Hub."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of a dataset of the Hub."})
+    eval_fraction: float = field(default=0.0, metadata={"help": "Share of the rows to keep for evaluation."})
+    head_type: str = field(default="mlp", metadata={"help": "Kind of the Q-heads: mlp, linear, tied or dueling."})
+    num_q_heads: int = field(default=2, metadata={"help": "Number of Q-heads."})
+    beta: float = field(default=1.0, metadata={"help": "Weight of the advantage in the policy."})
+    policy_top_k: int | None = field(default=None, metadata={"help": "Support of the policy; all tokens by default."})
+    dtype: str = field(default="float32", metadata={"help": "Floating point type of the language model."})
+
+
+def load(name: str, split: str) -> Dataset:
+    """Rows of a local file, or of a dataset of the Hub."""
+    file_format = FILE_FORMATS.get(Path(name).suffix)
+    if file_format is None:
+        return load_dataset(name, split=split)
+    return load_dataset(file_format, data_files=name, split="train")
+
+
+def main(script: ScriptArguments, args: ILQLConfig) -> ILQLTrainer:
+    dataset, eval_dataset = load(script.dataset, script.dataset_split), None
+    if script.eval_fraction > 0:
+        parts = dataset.train_test_split(script.eval_fraction, seed=args.seed)
+        dataset, eval_dataset = parts["train"], parts["test"]
+    torch.manual_seed(args.seed)  # fresh heads are drawn
+    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(
+        script.model_name_or_path,
+        head_type=script.head_type,
+        num_q_heads=script.num_q_heads,
+        beta=script.beta,
+        policy_top_k=script.policy_top_k,
+        dtype=script.dtype,
+    )
+    trainer = ILQLTrainer(model, args, train_dataset=dataset, eval_dataset=eval_dataset)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_model()
+    if args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script.dataset)
+    return trainer
+
+
+if __name__ == "__main__":
+    main(*TrlParser((ScriptArguments, ILQLConfig)).parse_args_and_config())
