@@ -35,6 +35,7 @@ from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLTrainer
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 TASK = {"min_words": 5, "max_words": 8}
+ANSWERS = ("1", "2", "3")
 QUESTION = 'How many times does the letter "{}" appear in the text: "{}"?'
 DEMONSTRATIONS = [("e", "green tree", "4"), ("b", "blue car", "1")]  # two solved questions fix the answer's format
 CHATML = (
@@ -51,17 +52,17 @@ def parse_args(argv=None):
     parser.add_argument("--dataset_dir", type=Path, help="rewarded answers: read if there, else sampled and written")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="torch's threads; use 1 on a busy machine")
-    parser.add_argument("--train_prompts", type=int, default=480)
-    parser.add_argument("--samples_per_prompt", type=int, default=6)
+    parser.add_argument("--train_prompts", type=int, default=720)
+    parser.add_argument("--samples_per_prompt", type=int, default=4)
     parser.add_argument("--eval_prompts", type=int, default=300)
     parser.add_argument("--eval_samples", type=int, default=4, help="answers per held-out prompt and sampled policy")
     parser.add_argument("--temperature", type=float, default=0.7, help="of the base model; trained policies use 1")
     parser.add_argument("--top_k", type=int, default=20, help="every policy keeps to its top k tokens")
-    parser.add_argument("--max_new_tokens", type=int, default=12)
-    parser.add_argument("--betas", type=float, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--max_new_tokens", type=int, default=6)
+    parser.add_argument("--betas", type=float, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--head_type", default="linear", choices=["tied", "mlp", "linear", "dueling"])
     parser.add_argument("--frozen_layers", type=int, default=15, help="embeddings and this many lowest layers stay")
-    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=1e-4)
     parser.add_argument("--tau", type=float, default=0.7)
@@ -118,25 +119,36 @@ def conversation(question):
 
 
 def make_tasks(train_prompts, eval_prompts, seed):
-    """Training and held-out entries, no question twice, and the verifier `(reply, entry) -> 0.0 or 1.0`."""
-    # Held-out entries first, so that they don't depend on the number of training prompts.
-    size = 2 * (train_prompts + eval_prompts)
-    verifier = reasoning_gym.create_dataset("letter_counting", size=size, seed=seed, **TASK)
-    entries = list({entry["question"]: entry for entry in verifier}.values())[: train_prompts + eval_prompts]
+    """
+    Training and held-out entries and the verifier `(reply, entry) -> 0.0 or 1.0`.
+
+    No question occurs twice. Most letters occur once, and always saying so would be hard to beat: the answers 1, 2 and
+    3 are made equally frequent, so that no fixed answer is right more than once in three.
+    """
+    total = train_prompts + eval_prompts
+    verifier = reasoning_gym.create_dataset("letter_counting", size=10 * total + 100, seed=seed, **TASK)
+    by_answer = {answer: [] for answer in ANSWERS}
+    for entry in {entry["question"]: entry for entry in verifier}.values():
+        if entry["answer"] in by_answer:
+            by_answer[entry["answer"]].append(entry)
+    entries = [entry for group in zip(*by_answer.values(), strict=False) for entry in group][:total]
+    if len(entries) < total:
+        raise ValueError(f"Only {len(entries)} of {total} questions with balanced answers were found.")
 
     def verify(reply, entry):
         return float(verifier.score_answer(reply.strip(), entry) == 1.0)  # no partial credit
 
+    # Held-out entries come first: they don't depend on the number of training prompts.
     return entries[eval_prompts:], entries[:eval_prompts], verify
 
 
 @torch.no_grad()
-def sample_replies(model, trunk, tokenizer, entries, policies, num_samples, seed, batch_size=16, max_new_tokens=12):
+def sample_replies(model, trunk, tokenizer, entries, policies, num_samples, seed, batch_size=16, max_new_tokens=6):
     """
     Answers every entry with every policy.
 
-    The prompts of a batch are run once through `trunk`, the language model inside `model`; its cache serves all samples
-    of all policies. The seed is set anew for every batch and policy, so that policies differ by their choices only.
+    The prompts of a batch are run once through `trunk`, the language model inside `model`; its cache serves all
+    samples of all policies. The seed is set anew for every batch and policy: policies are paired.
 
     Args:
         policies (`dict[str, dict]`):
@@ -202,29 +214,28 @@ def make_dataset(replies, entries, tokenizer, verify, keep_all=False):
 
     The trainer reads text, and ends it with the end token. Answers cut at `max_new_tokens` (the model never emitted
     the end token) and those whose text would be read as other tokens than were sampled are therefore left out, unless
-    `keep_all` is set for a trial with a model that never ends.
+    `keep_all` is set for a trial with a model that hardly ever ends. Cut answers ramble and are wrong, so the data are
+    slightly better than the base model.
     """
     rows, unfinished, ambiguous, correct = {}, 0, 0, 0
     for entry, samples in zip(entries, replies, strict=True):
+        prompt = conversation(entry["question"])
+        chat = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        prompt_ids = tokenizer(chat, add_special_tokens=False)["input_ids"]
         for *tokens, last in samples:
             text = tokenizer.decode(tokens)
-            if last != tokenizer.eos_token_id and not keep_all:
+            if keep_all:
+                text = text.strip()
+            elif last != tokenizer.eos_token_id:
                 unfinished += 1
-            elif tokenizer(text, add_special_tokens=False)["input_ids"] != tokens and not keep_all:
+                continue
+            elif tokenizer(chat + text, add_special_tokens=False)["input_ids"] != prompt_ids + tokens:
                 ambiguous += 1
-            else:
-                reward = verify(text, entry)
-                correct += reward
-                row = rows.setdefault(
-                    (entry["question"], text),
-                    {
-                        "prompt": conversation(entry["question"]),
-                        "completion": [{"role": "assistant", "content": text}],
-                        "reward": reward,
-                        "weight": 0.0,
-                    },
-                )
-                row["weight"] += 1.0
+                continue
+            reward = verify(text, entry)
+            correct += reward
+            row = {"prompt": prompt, "completion": [{"role": "assistant", "content": text}], "reward": reward}
+            rows.setdefault((entry["question"], text), row | {"weight": 0.0})["weight"] += 1.0
     sampled = sum(len(samples) for samples in replies)
     kept = sampled - unfinished - ambiguous
     print(
@@ -375,8 +386,8 @@ def main(argv=None):
         policies[f"{name} greedy"] = {**greedy, "beta": float(beta)}
     replies |= sample_replies(model, model.base, tokenizer, eval_entries, policies, **held_out)
 
-    if args.filtered_bc:
-        correct = dataset.filter(lambda reward: reward == 1.0, input_columns="reward")
+    correct = dataset.filter(lambda reward: reward == 1.0, input_columns="reward")
+    if args.filtered_bc and len(correct):
         log(f"filtered behaviour cloning: training on the {len(correct)} correct rows only")
         steps = max(args.steps * len(correct) // len(dataset), 1)  # as many epochs
         model = train(base, tokenizer, correct, args, steps, args.output_dir / "filtered_bc")
