@@ -2,31 +2,28 @@
 """
 Which checkpoints are whole.
 
-A checkpoint is many files. One that is being written carries a marker file, which is removed when the last file is
-in place; a directory that a killed process left behind keeps it and is never resumed from.
+A checkpoint is many files, and the last one written is the trainer's state. A directory without it is what a killed
+process left behind, and is never resumed from.
 """
 
+import json
 from pathlib import Path
 
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 
-MARKER = "INCOMPLETE"
-
-
 def mark_incomplete(checkpoint: str | Path) -> None:
-    """To be called before the first file of a checkpoint is written."""
-    Path(checkpoint).mkdir(parents=True, exist_ok=True)
-    (Path(checkpoint) / MARKER).write_text("This checkpoint is being written, or its writing was interrupted.\n")
-
-
-def mark_complete(checkpoint: str | Path) -> None:
-    """To be called after the last file of a checkpoint was written."""
-    (Path(checkpoint) / MARKER).unlink(missing_ok=True)
+    """To be called before the first file of a checkpoint is written, for there may be an older one in its place."""
+    (Path(checkpoint) / TRAINER_STATE_NAME).unlink(missing_ok=True)
 
 
 def is_complete(checkpoint: str | Path) -> bool:
-    return not (Path(checkpoint) / MARKER).exists()
+    try:
+        json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def last_complete_checkpoint(output_dir: str | Path) -> str | None:
@@ -39,4 +36,4 @@ def last_complete_checkpoint(output_dir: str | Path) -> str | None:
     return steps[max(steps)] if steps else None
 
 
-__all__ = ["is_complete", "last_complete_checkpoint", "mark_complete", "mark_incomplete"]
+__all__ = ["is_complete", "last_complete_checkpoint", "mark_incomplete"]

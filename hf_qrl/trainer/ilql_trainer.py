@@ -34,10 +34,11 @@ from ..data import (
     training_chat_template,
     value_bounds,
 )
+from ..data.formats import column_names, detect_format
 from ..losses.ilql import check_options, ilql_loss_from_states, metrics_from_sums
 from ..models import AutoModelForCausalLMWithILQLHeads, ILQLForCausalLM
 from .callbacks import SampleTableCallback
-from .checkpoints import is_complete, last_complete_checkpoint, mark_complete, mark_incomplete
+from .checkpoints import is_complete, last_complete_checkpoint, mark_incomplete
 from .ilql_config import ILQLConfig
 from .metrics import MetricSums
 from .model_card import model_card
@@ -127,8 +128,9 @@ class ILQLTrainer(Trainer):
         freeze_and_check(model, args)
 
         every_dataset = [x for x in [train_dataset, *eval_datasets] if x is not None]
-        if processing_class is None and not all(is_prepared(x) for x in every_dataset):
-            processing_class = AutoTokenizer.from_pretrained(model.config.text_config._name_or_path)
+        formats = [detect_format(column_names(x))[0] for x in every_dataset]
+        if processing_class is None and set(formats) - {"tokenized"}:
+            processing_class = load_tokenizer(model)
         tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -145,6 +147,12 @@ class ILQLTrainer(Trainer):
                     'reward_scaling="standardize" needs the mean and deviation of the returns before training, which '
                     "a stream cannot give. Set `model.config.reward_mean` and `model.config.reward_std` yourself and "
                     "leave `reward_scaling` unset."
+                )
+            if is_prepared(train_dataset):
+                raise ValueError(
+                    'reward_scaling="standardize" needs the rewards before they are put on tokens, and the rewards of '
+                    "tokenised columns are taken as they are. Standardise them yourself, set "
+                    "`model.config.reward_mean` and `model.config.reward_std`, and leave `reward_scaling` unset."
                 )
             model.config.reward_mean, model.config.reward_std = standardization(episode_returns(train_dataset))
 
@@ -170,6 +178,9 @@ class ILQLTrainer(Trainer):
         if data_collator is None:
             pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
             data_collator = DataCollatorForILQL(pad_token_id=pad_token_id)
+        if args.accelerator_config.dispatch_batches is None:
+            # By default one process reads a stream for all, which takes batches that are all of one length.
+            args.accelerator_config.dispatch_batches = False
         super().__init__(
             model=model,
             args=args,
@@ -325,6 +336,15 @@ class ILQLTrainer(Trainer):
             loss = loss * (self.accelerator.num_processes // self.get_tp_size())
         return (loss, outputs) if return_outputs else loss
 
+    def _mask_repeated_rows(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Takes the actions out of rows that only fill up the last batches of several processes."""
+        state = self.accelerator.gradient_state
+        if self.accelerator.num_processes == 1 or not state.end_of_dataloader or state.remainder <= 0:
+            return inputs
+        rows = torch.arange(len(inputs["dones"]), device=inputs["dones"].device)
+        repeated = self.accelerator.process_index * self.args.eval_batch_size + rows >= state.remainder
+        return {**inputs, "dones": inputs["dones"].masked_fill(repeated.unsqueeze(1), 0)}
+
     def prediction_step(
         self,
         model: nn.Module,
@@ -332,7 +352,7 @@ class ILQLTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        inputs = self._prepare_inputs(inputs)
+        inputs = self._mask_repeated_rows(self._prepare_inputs(inputs))
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs).detach()
             if prediction_loss_only:
@@ -389,9 +409,11 @@ class ILQLTrainer(Trainer):
         if self.args.should_save:
             mark_incomplete(checkpoint)
         super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # Every process writes its own; the trainer's state comes next, and says that the checkpoint is whole.
         self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            mark_complete(checkpoint)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
@@ -445,6 +467,18 @@ def load_model(model: str | PreTrainedModel, args: ILQLConfig) -> ILQLForCausalL
     return AutoModelForCausalLMWithILQLHeads.from_pretrained(model, **model_init_kwargs)
 
 
+def load_tokenizer(model: ILQLForCausalLM) -> PreTrainedTokenizerBase:
+    """The tokenizer saved with the model, or else that of the language model under the heads."""
+    error = None
+    for name in (model.config._name_or_path, model.config.text_config._name_or_path):
+        if name:
+            try:
+                return AutoTokenizer.from_pretrained(name)
+            except (OSError, ValueError) as cause:
+                error = cause
+    raise ValueError("The data is text, and there is no tokenizer with the model: pass `processing_class`.") from error
+
+
 def freeze_and_check(model: ILQLForCausalLM, args: ILQLConfig) -> None:
     """Freezes what is not trained and refuses a model that cannot be trained."""
     if args.freeze_base:
@@ -453,6 +487,10 @@ def freeze_and_check(model: ILQLForCausalLM, args: ILQLConfig) -> None:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+            # Attention keeps its probability as a number.
+            for name, number in list(vars(module).items()):
+                if "dropout" in name and isinstance(number, float):
+                    setattr(module, name, 0.0)
     dtypes = {x.dtype for x in model.heads.target_q.buffers()}
     if dtypes - {torch.float32, torch.float64}:
         raise ValueError(
