@@ -12,7 +12,7 @@ import torch
 
 from ..data.ilql_types import ILQLBatch, ILQLSeq2SeqBatch
 from ..models.heads import ILQLHeads, candidate_values
-from ..models.modeling_ilql import LMHead
+from ..models.lm_head import LMHead
 from .backups import bootstrapped_targets
 from .vocabulary import vocabulary_loss
 
@@ -194,7 +194,7 @@ def ilql_loss_from_states(
     Args:
         hidden_states (`torch.Tensor` of shape `(B, n, d)`): Inputs of the LM head.
         heads ([`ILQLHeads`]): The heads.
-        lm_head ([`~models.modeling_ilql.LMHead`]):
+        lm_head ([`~models.lm_head.LMHead`]):
             `lm_head(rows, evaluate)` calls `evaluate(z, weight, bias, None, softcap=...)` with the projection of the
             language model; `lm_head.weight` is what `"tied"` heads project with.
         batch ([`ILQLBatch`] or [`ILQLSeq2SeqBatch`]): As in [`ilql_loss`].
@@ -279,6 +279,9 @@ def ilql_loss_from_states(
         awac = lm_loss.detach().to(count.dtype)
         loss = loss + awac_scale * lm_loss / n
 
+    def rows_with(flag: torch.Tensor) -> torch.Tensor:
+        return (flag.bool() & mask.any(1)).sum().to(count)
+
     with torch.no_grad():
         q_mean = torch.stack(q).mean(0)
         td = sum((w * (x - y).square()).sum() for x in q) * td_scale
@@ -295,8 +298,8 @@ def ilql_loss_from_states(
             "awac_weight/mean": (w * omega).sum(),
             "awac_weight/clipped": (w * clipped).sum(),
             "actions": count,
-            "truncated_rows": torch.zeros_like(count) if batch.truncated is None else batch.truncated.sum().to(count),
-            "rows": torch.full_like(count, mask.shape[0]),
+            "truncated_rows": torch.zeros_like(count) if batch.truncated is None else rows_with(batch.truncated),
+            "rows": rows_with(torch.ones_like(mask[:, 0])),
         }
     return loss, {name: x.detach() for name, x in sums.items()}
 

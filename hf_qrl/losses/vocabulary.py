@@ -99,11 +99,11 @@ class _VocabularyLoss(torch.autograd.Function):
                 q.mul_(softcap)
 
             q_a = q.gather(1, a_part).squeeze(1)
-            top, top_ix = q.max(1, keepdim=True)
+            top = q.amax(1)
             # One fused, vectorised kernel that ends with the softmax in place of the outputs; the largest probability
             # is at least 1 / V, so the normaliser can be read from it without loss.
             p = torch.softmax(q, 1, out=q)
-            normaliser = top.squeeze(1) - p.gather(1, top_ix).squeeze(1).log()
+            normaliser = top - p.amax(1).log()
             if offset is not None:
                 q_a, normaliser = q_a + offset[part], normaliser + offset[part]
             taken[part], lse[part] = q_a, normaliser

@@ -80,6 +80,9 @@ class ILQLConfigBase(PreTrainedConfig):
             raise ValueError(
                 '`head_type="tied"` takes `head_stem` "identity" or "linear", got ' + repr(self.head_stem)
             )
+        if self.head_type == "tied" and self.head_stem == "identity" and self.head_init == "zero":
+            # Without a layer to set to zero, Q starts as the logits of the language model.
+            raise ValueError('`head_type="tied"` with `head_stem="identity"` takes `head_init` "default", got "zero".')
 
         text_config: Any = self.text_config
         text_config = text_config.get_text_config()

@@ -119,18 +119,21 @@ class QHead(nn.Module):
         Returns:
             `torch.Tensor` of shape `(..., V)`: all Q-values, or what `evaluate` returned.
         """
-        z = self.stem(hidden_states)
-        if self.kind == "tied":
-            weight, bias = lm_weight.detach(), None
-            z = z.to(weight.dtype)
-            offset = self.offset(hidden_states).squeeze(-1)
-        else:
-            weight, bias = self.weight, self.bias
-            z = z.to(weight.dtype)
-            offset = None
-            if self.offset is not None:
-                offset = self.offset(z).squeeze(-1) - z @ weight.mean(0) - bias.mean()
-        return (evaluate or all_values)(z, weight, bias, offset)
+        # Values stay in float32 under mixed precision: targets move by less than bfloat16 resolves.
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            z = self.stem(hidden_states)
+            if self.kind == "tied":
+                weight, bias = lm_weight.detach(), None
+                z = z.to(weight.dtype)
+                offset = self.offset(hidden_states).squeeze(-1)
+            else:
+                weight, bias = self.weight, self.bias
+                z = z.to(weight.dtype)
+                offset = None
+                if self.offset is not None:
+                    # The gradient of a sum over rows is a view of one row; that of `mean` is a second (V, width).
+                    offset = self.offset(z).squeeze(-1) - z @ (weight.sum(0) / len(weight)) - bias.mean()
+            return (evaluate or all_values)(z, weight, bias, offset)
 
     @torch.no_grad()
     def reset(self, init: str) -> None:
@@ -172,6 +175,10 @@ class QHead(nn.Module):
         new = max(0, vocab_size - self.weight.shape[0])
         weight = torch.cat([self.weight[:vocab_size], self.weight.mean(0, keepdim=True).expand(new, -1)])
         bias = torch.cat([self.bias[:vocab_size], self.bias.mean().expand(new)])
+        if self.offset is not None:
+            # The state value takes up what the mean of the advantages loses, so that no Q-value changes.
+            self.offset.weight += weight.mean(0) - self.weight.mean(0)
+            self.offset.bias += bias.mean() - self.bias.mean()
         is_parameter = isinstance(self.weight, nn.Parameter)
         self.weight = nn.Parameter(weight, self.weight.requires_grad) if is_parameter else weight
         self.bias = nn.Parameter(bias, self.bias.requires_grad) if is_parameter else bias
@@ -202,7 +209,8 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """`hidden_states (..., d)` to values of shape `(...)`."""
-        return self.projection(self.stem(hidden_states)).squeeze(-1)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return self.projection(self.stem(hidden_states)).squeeze(-1)
 
     @torch.no_grad()
     def reset(self, init: str) -> None:

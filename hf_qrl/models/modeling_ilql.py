@@ -2,9 +2,9 @@
 """Causal language models with ILQL heads: any `AutoModelForCausalLM`, heads on it, and a policy that uses both."""
 
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from transformers.utils import ModelOutput
 
 from .configuration_ilql import ILQLCausalLMConfig
 from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values
+from .lm_head import LMHead, capture_input
+from .saving import move_checkpoint
 
 
 HEAD_ARGUMENTS = (
@@ -65,31 +67,8 @@ class CausalILQLOutput(ModelOutput):
     target_qs: tuple[torch.Tensor, ...] | None = None
     loss: torch.Tensor | None = None
 
-
-class LMHead:
-    """
-    The projection of a language model onto its vocabulary, as the losses use it: in chunks, on chosen rows.
-
-    Besides the linear layer, two things lie between a hidden state and a logit in some models: a scale (Cohere,
-    Granite) and a soft cap (Gemma).
-    """
-
-    def __init__(self, base: PreTrainedModel):
-        self.module = base.get_output_embeddings()
-        config = base.config.get_text_config()
-        self.softcap = getattr(config, "final_logit_softcapping", None)
-        self.scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.module.weight
-
-    def __call__(self, rows: torch.Tensor, evaluate: Callable[..., Any]) -> Any:
-        """`evaluate(z, weight, bias, None, softcap=...)` with `z (N, d)` scaled such that logits are `W z + b`."""
-        z = rows.to(self.weight.dtype)
-        if self.scale != 1.0:
-            z = z * self.scale
-        return evaluate(z, self.weight, self.module.bias, None, softcap=self.softcap)
+    # Attention weights with `output_attentions=True`, for `generate`; no field, for the fields are trlX's.
+    attentions = None
 
 
 class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
@@ -167,8 +146,8 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if not isinstance(base, PreTrainedModel):
             raise ValueError(
-                f"ILQL heads go on a `PreTrainedModel`, got {type(base).__name__}. With PEFT, put the heads on the "
-                "base model first and hand the adapter's configuration to the trainer (`peft_config=`)."
+                f"ILQL heads go on a `PreTrainedModel`, got {type(base).__name__}. Adapters are not "
+                "supported yet: merge one into its base model (`merge_and_unload()`) and put the heads on that."
             )
         if isinstance(base, cls):
             raise ValueError("The model already has ILQL heads.")
@@ -191,19 +170,29 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         As [`~transformers.PreTrainedModel.from_pretrained`], for a checkpoint that has its heads.
 
         Raises:
-            `ValueError`: if weights are missing from the checkpoint or heads in it are not in the configuration.
+            `ValueError`: if weights are missing from the checkpoint or have another shape, or if it has heads that are
+            not in the configuration.
         """
         return_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        missing = sorted(info["missing_keys"])
-        unexpected = sorted(key for key in info["unexpected_keys"] if key.startswith("heads."))
-        if missing or unexpected:
+        ignore_mismatched_sizes = kwargs.pop("ignore_mismatched_sizes", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+        faults = {
+            "are missing": info["missing_keys"],
+            "have another shape": [
+                key for key, _, _ in info["mismatched_keys"] if key.startswith("heads.") or not ignore_mismatched_sizes
+            ],
+            "of heads are left over": [key for key in info["unexpected_keys"] if key.startswith("heads.")],
+        }
+        if any(faults.values()):
+            listing = "; ".join(
+                f"{len(keys)} weights {what} ({', '.join(sorted(keys)[:3])})" for what, keys in faults.items() if keys
+            )
             raise ValueError(
-                f"The checkpoint {str(pretrained_model_name_or_path)!r} does not hold this {cls.__name__}: "
-                f"{len(missing)} weights are missing ({', '.join(missing[:3]) or 'none'}) and {len(unexpected)} "
-                f"weights of heads are left over ({', '.join(unexpected[:3]) or 'none'}). If it is a plain language "
-                "model, use `AutoModelForCausalLMWithILQLHeads.from_pretrained`, which puts fresh heads on it; if it "
-                "has other heads, load it with the configuration it was saved with."
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} does not hold this {cls.__name__}: {listing}. "
+                "If it is a plain language model, use `AutoModelForCausalLMWithILQLHeads.from_pretrained`, which puts "
+                "fresh heads on it; if it has other heads, load it with the configuration it was saved with."
             )
         return (model, info) if return_info else model
 
@@ -216,17 +205,13 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         if directory.is_file() or kwargs.get("is_main_process", True) is False:
             return super().save_pretrained(save_directory, *args, **kwargs)
         directory.mkdir(parents=True, exist_ok=True)
+        for left_by_a_kill in directory.glob(".saving-*"):
+            shutil.rmtree(left_by_a_kill)
         if kwargs.get("push_to_hub"):
             kwargs.setdefault("repo_id", directory.name)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as staging:
             super().save_pretrained(staging, *args, **kwargs)
-            written = {path.name for path in Path(staging).iterdir()}
-            for name in sorted(written):
-                os.replace(Path(staging) / name, directory / name)
-        if any(name.startswith("model") for name in written):
-            for old in directory.glob("model*.safetensors*"):
-                if old.name not in written:
-                    old.unlink()
+            move_checkpoint(Path(staging), directory, kwargs.get("variant"))
 
     # -------------------------------------------------------------------------------------------------- embeddings
 
@@ -331,6 +316,7 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
             )
         hidden_states, logits = captured[0], base_output.logits
         output = CausalILQLOutput(logits=logits, cache=base_output.cache, hidden_states=base_output.hidden_states)
+        output.attentions = base_output.attentions
         if output_values:
             output.value, output.qs, output.target_qs = self.heads(
                 select_states(hidden_states, actions_ixs),
@@ -425,21 +411,6 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         if "beta" in kwargs:
             raise ValueError("`generate_batch` would ignore `beta`; set `model.config.beta` instead.")
         return super().generate_batch(*args, **kwargs)
-
-
-@contextmanager
-def capture_input(module: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collects the inputs of a module: the hidden states as the LM head sees them, whatever the architecture."""
-    captured: list[torch.Tensor] = []
-
-    def hook(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        captured.append(args[0])
-
-    handle = module.register_forward_pre_hook(hook)
-    try:
-        yield captured
-    finally:
-        handle.remove()
 
 
 def select_states(hidden_states: torch.Tensor, ixs: torch.Tensor | None) -> torch.Tensor:

@@ -147,8 +147,9 @@ class ILQLConfig(TrainingArguments):
             raise ValueError(f'`reward_scaling` must be None or "standardize", got {self.reward_scaling!r}.')
         if self.truncation_side not in ("right", "left"):
             raise ValueError(f'`truncation_side` must be "right" or "left", got {self.truncation_side!r}.')
-        if self.steps_for_target_q_sync < 1:
-            raise ValueError(f"`steps_for_target_q_sync` must be at least 1, got {self.steps_for_target_q_sync}.")
+        for name in ("steps_for_target_q_sync", "log_completions_steps", "num_completions_to_print"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
         if self.value_min is not None and self.value_max is not None and self.value_min >= self.value_max:
             raise ValueError(f"`value_min` {self.value_min} must be smaller than `value_max` {self.value_max}.")
 

@@ -231,8 +231,17 @@ class ILQLTrainer(Trainer):
     def _fit_to_data(self, model: ILQLForCausalLM, args: ILQLConfig, dataset: AnyDataset | None) -> None:
         """Bounds of the targets, start values of the heads, and what this data cannot be trained on."""
         self.value_min, self.value_max = args.value_min, args.value_max
-        if not isinstance(dataset, Dataset):
-            if dataset is not None and (args.value_min is None or args.value_max is None):
+        if dataset is None:
+            return
+        if args.awac_scale > 0:
+            model.check_lm_head(torch.tensor([next(iter(dataset))["input_ids"][:16]], device=model.device))
+        if isinstance(dataset, IterableDataset):
+            if args.target == "mc":
+                raise ValueError(
+                    '`target="mc"` needs to know that no row is truncated, which a stream cannot tell beforehand; use '
+                    'a `Dataset`, or `target="td"`.'
+                )
+            if args.value_min is None or args.value_max is None:
                 logger.warning(
                     "The data is a stream, so no bounds of the values are derived from it; set `value_min` and "
                     "`value_max` where they are known."
@@ -256,8 +265,6 @@ class ILQLTrainer(Trainer):
         logger.info(f"Targets of Q and V are clamped to [{self.value_min:g}, {self.value_max:g}].")
         if model.heads.is_constant():
             model.heads.set_constant(min(max(statistics.mean_return, self.value_min), self.value_max))
-        if args.awac_scale > 0:
-            model.check_lm_head(torch.tensor([dataset[0]["input_ids"][:16]], device=model.device))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = [x.name for x in dataclasses.fields(ILQLBatch)]

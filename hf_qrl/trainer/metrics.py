@@ -19,7 +19,8 @@ class MetricSums:
         """Adds scalars; the names must be the same at every call."""
         values = torch.stack([x.detach().float() for x in sums.values()])
         if self._totals is None:
-            self._names, self._totals = list(sums), values.double()
+            # Apple's GPUs have no float64.
+            self._names, self._totals = list(sums), values if values.device.type == "mps" else values.double()
         else:
             self._totals += values
 

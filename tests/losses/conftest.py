@@ -12,7 +12,7 @@ from torch import nn
 from hf_qrl.data import ILQLBatch
 from hf_qrl.losses.vocabulary import vocabulary_loss
 from hf_qrl.models.heads import ILQLHeads
-from hf_qrl.models.modeling_ilql import LMHead
+from hf_qrl.models.lm_head import LMHead
 
 
 D, V = 5, 11

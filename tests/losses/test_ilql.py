@@ -407,3 +407,30 @@ class TestMetricsFromSums:
         sums |= {"advantage/mean": 0.3, "advantage/square": 0.03 - 1e-12, "actions": 3.0}
         sums |= {"truncated_rows": 0.0, "rows": 1.0}
         assert metrics_from_sums(sums, cql_scale=0.1, awac_scale=1.0)["advantage/std"] == 0.0
+
+
+class TestMixedPrecision:
+    @pytest.mark.parametrize("head_type", ["mlp", "tied", "dueling"])
+    def test_values_stay_in_float32(self, make_batch, make_heads, make_lm_head, head_type):
+        """Under autocast the heads run in float32 and the LM head in bfloat16, and gradients come in float32."""
+        batch = make_batch(1)
+        batch = replace(batch, rewards=batch.rewards.float())
+        heads, lm_head = make_heads(head_type).float(), make_lm_head()
+        lm_head.module.float()
+        hidden = torch.randn(*batch.input_ids.shape, D)
+
+        def evaluate() -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
+            parameters = [*heads.parameters(), *lm_head.module.parameters()]
+            loss, sums = ilql_loss_from_states(hidden, heads, lm_head, batch, **BASIC)
+            return loss, list(torch.autograd.grad(loss, parameters)), sums
+
+        loss, gradients, sums = evaluate()
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed_loss, mixed_gradients, mixed_sums = evaluate()
+        for name in ("loss/q", "loss/v", "loss/cql", "values/mean", "q/mean"):
+            torch.testing.assert_close(mixed_sums[name], sums[name], rtol=1e-6, atol=1e-6)
+        assert mixed_sums["loss/awac"] != sums["loss/awac"]
+        torch.testing.assert_close(mixed_loss, loss, rtol=1e-2, atol=0)
+        for x, y in zip(mixed_gradients, gradients, strict=True):
+            assert x.dtype == torch.float32
+            torch.testing.assert_close(x, y, rtol=5e-2, atol=1e-2)

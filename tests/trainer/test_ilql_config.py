@@ -35,6 +35,7 @@ class TestILQLConfig:
             ({"reward_scaling": "normalize"}, "`reward_scaling` must be"),
             ({"truncation_side": "middle"}, "`truncation_side` must be"),
             ({"steps_for_target_q_sync": 0}, "`steps_for_target_q_sync` must be at least 1"),
+            ({"log_completions_steps": 0}, "`log_completions_steps` must be at least 1"),
             ({"value_min": 1.0, "value_max": 1.0}, "must be smaller than"),
         ],
     )

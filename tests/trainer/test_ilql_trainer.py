@@ -236,6 +236,9 @@ class TestTargetsOfReturns:
     def test_truncated_rows_raise(self, make_trainer, make_model, make_dataset):
         with pytest.raises(ValueError, match="37.5% of the rows are truncated"):
             make_trainer(make_model(num_q_heads=1), make_dataset(16, truncated=True), target="mc")
+        stream = make_dataset(16).to_iterable_dataset()
+        with pytest.raises(ValueError, match="which a stream cannot tell beforehand"):
+            make_trainer(make_model(num_q_heads=1), stream, target="mc", max_steps=1)
 
     def test_trains(self, make_trainer, make_model):
         trainer = make_trainer(make_model(num_q_heads=1), target="mc", logging_strategy="steps", logging_steps=1)

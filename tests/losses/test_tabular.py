@@ -1,0 +1,238 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""
+On a tiny MDP, with a language model that is a table, training ends where tabular dynamic programming on the counts of
+the data does: at the fixed point of the expectile backup,
+
+    Q(s, a) = mean over the data of r + d f V(s'),    V(s) = tau-expectile over the data's actions of Q(s, .).
+
+The dynamic programming below is NumPy on lists of transitions and shares no code with the library.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from hf_qrl import ILQLForCausalLM
+from hf_qrl.data.ilql_types import ILQLBatch
+from hf_qrl.losses.ilql import ilql_loss_from_states
+
+
+STATES, ACTIONS = 6, 3  # tokens 0..5 are states, 6..8 actions (or their halves)
+VOCAB = STATES + ACTIONS
+# Short enough a horizon (1 / (1 - gamma) = 5 steps) for a few hundred updates, long enough for values to matter.
+GAMMA = 0.8
+HORIZON = 5
+TOLERANCE = 1e-2  # on values in about [-3, 3]
+
+
+# ------------------------------------------------------------------------------------------------ the table-like model
+
+
+class TableConfig(PreTrainedConfig):
+    model_type = "hf_qrl_test_table"
+    vocab_size = VOCAB
+    tie_word_embeddings = False
+    bos_token_id = eos_token_id = pad_token_id = None
+
+
+class TableModel(PreTrainedModel):
+    """
+    The hidden state is a free vector per *state of the MDP*: the last state token and the action tokens after it, at
+    most one of which is ever followed by another action token.
+    """
+
+    config_class = TableConfig
+
+    def __init__(self, config: TableConfig):
+        super().__init__(config)
+        self.table = nn.Embedding(VOCAB * VOCAB, STATES * (1 + ACTIONS))
+
+    def forward(self, input_ids, attention_mask=None, use_cache=None, **kwargs):
+        return BaseModelOutputWithPast(last_hidden_state=self.table(table_index(input_ids)))
+
+
+def table_index(input_ids: torch.Tensor) -> torch.Tensor:
+    """A number for the state after each token: `s` after a state token, `(s, a)` after the first action token."""
+    previous = input_ids.roll(1, dims=-1)
+    return torch.where(input_ids < STATES, input_ids, previous * VOCAB + input_ids)
+
+
+class TableForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = TableConfig
+    base_model_prefix = "model"
+
+    def __init__(self, config: TableConfig):
+        super().__init__(config)
+        self.model = TableModel(config)
+        self.lm_head = nn.Linear(self.model.table.embedding_dim, VOCAB)
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def forward(self, input_ids, attention_mask=None, use_cache=None, **kwargs):
+        states = self.model(input_ids).last_hidden_state
+        return CausalLMOutputWithPast(logits=self.lm_head(states))
+
+
+def make_model(seed: int) -> ILQLForCausalLM:
+    torch.manual_seed(seed)
+    base = TableForCausalLM(TableConfig())
+    with torch.no_grad():
+        # Unit vectors, disturbed: with them a linear head is a table with one row per state, and the problem as well
+        # conditioned as it gets. The vectors are trained with everything else.
+        base.model.table.weight.normal_(0, 0.1)
+        rows = [*range(STATES), *(s * VOCAB + STATES + a for s in range(STATES) for a in range(ACTIONS))]
+        base.model.table.weight[rows] += torch.eye(len(rows))
+    return ILQLForCausalLM.from_base(base, head_type="linear", head_init="zero")
+
+
+# -------------------------------------------------------------------------------------------------------- MDP and data
+
+
+@dataclass
+class Episode:
+    tokens: list[int]  # state, action token(s), state, ..., state
+    rewards: list[float]  # one per action token
+    truncated: bool
+
+
+def make_episodes(episodes: int, tokens_per_action: int, seed: int = 0) -> list[Episode]:
+    """
+    Random walks in a random MDP with rewards of both signs, two successors per action, and endings of both kinds.
+
+    Every state is an ordinary one: a *terminal* transition shows a state whose value is not 0, so that bootstrapping
+    from it by mistake would be seen; what ends an episode is the action, with some probability.
+    """
+    rng = np.random.default_rng(seed)
+    choices = ACTIONS**tokens_per_action
+    successors = rng.integers(STATES, size=(STATES, choices, 2))
+    reward = rng.uniform(-1, 1, size=(STATES, choices)).round(1)
+    ends = rng.random((STATES, choices)) < 0.4
+    # A skewed behaviour, so that expectiles differ from means, which leaves out one choice in every second state, so
+    # that the data's support is not everything.
+    behaviour = rng.dirichlet(np.full(choices, 2.0), size=STATES)
+    behaviour[np.arange(0, STATES, 2), rng.integers(choices, size=STATES // 2)] = 0
+    behaviour /= behaviour.sum(1, keepdims=True)
+    result = []
+    for episode in range(episodes):
+        state, tokens, rewards, done = episode % STATES, [episode % STATES], [], False
+        for _ in range(HORIZON):
+            choice = rng.choice(choices, p=behaviour[state])
+            halves = [choice] if tokens_per_action == 1 else list(divmod(choice, ACTIONS))
+            done = ends[state, choice] and rng.random() < 0.5
+            # A reward inside the utterance, too.
+            rewards += [float(reward[state, choice])] if tokens_per_action == 1 else [0.1 * halves[0], reward[state, choice]]
+            state = int(successors[state, choice, rng.integers(2)])
+            tokens += [STATES + half for half in halves] + [state]
+            if done:
+                break
+        result.append(Episode(tokens, [float(r) for r in rewards], truncated=not done))
+    return result
+
+
+def make_batch(episodes: list[Episode], tokens_per_action: int) -> ILQLBatch:
+    """All episodes in one batch, padded on the right."""
+    n, t = max(len(e.tokens) for e in episodes), max(len(e.rewards) for e in episodes)
+    fields = {name: torch.zeros(len(episodes), n, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+    fields |= {name: torch.zeros(len(episodes), t + 1, dtype=torch.long) for name in ("states_ixs", "dones")}
+    fields |= {name: torch.zeros(len(episodes), t, dtype=torch.long) for name in ("actions_ixs", "turn_ixs")}
+    rewards = torch.zeros(len(episodes), t)
+    for i, e in enumerate(episodes):
+        length, steps = len(e.tokens), len(e.rewards)
+        ixs = [p for p in range(length - 1) if e.tokens[p + 1] >= STATES]
+        fields["input_ids"][i, :length] = torch.tensor(e.tokens)
+        fields["attention_mask"][i, :length] = 1
+        fields["actions_ixs"][i, :steps] = torch.tensor(ixs)
+        fields["states_ixs"][i, : steps + 1] = torch.tensor([*ixs, length - 1])
+        fields["turn_ixs"][i, :steps] = torch.arange(steps) // tokens_per_action
+        fields["dones"][i, :steps] = 1
+        rewards[i, :steps] = torch.tensor(e.rewards)
+    return ILQLBatch(rewards=rewards, truncated=torch.tensor([e.truncated for e in episodes]), **fields)
+
+
+# ------------------------------------------------------------------------------------------ tabular dynamic programming
+
+
+def transitions(episodes: list[Episode], discount_on: str, truncated_as=None, terminal_as=None) -> dict:
+    """
+    `{(state, action): [(reward, discount, next state), ...]}`, where a state is a tuple of tokens and the discount is 0
+    after a terminal transition. `truncated_as` and `terminal_as` treat one kind of ending as the other.
+    """
+    found = defaultdict(list)
+    for e in episodes:
+        bootstraps = (True if truncated_as is None else truncated_as) if e.truncated else bool(terminal_as)
+        step, state = 0, (e.tokens[0],)
+        for p, token in enumerate(e.tokens[1:], start=1):
+            if token < STATES:
+                state = (token,)
+                continue
+            utterance_ends = e.tokens[p + 1] < STATES
+            following = (e.tokens[p + 1],) if utterance_ends else (*state, token)
+            discount = GAMMA if utterance_ends or discount_on == "token" else 1.0
+            if p + 2 == len(e.tokens) and not bootstraps:
+                discount = 0.0
+            found[state, token].append((e.rewards[step], discount, following))
+            step, state = step + 1, following
+        assert step == len(e.rewards)
+    acted = {state for state, _ in found}
+    assert all(d == 0 or following in acted for steps in found.values() for _, d, following in steps), (
+        "A value is bootstrapped in a state in which no action was taken, where nothing trains it."
+    )
+    return dict(found)
+
+
+def expectile(x: np.ndarray, weights: np.ndarray, tau: float) -> float:
+    """The root of `sum w |tau - [x < v]| (x - v)`, which falls in v, by bisection."""
+    low, high = x.min(), x.max()
+    for _ in range(60):
+        v = (low + high) / 2
+        slope = (weights * np.where(x >= v, tau, 1 - tau) * (x - v)).sum()
+        low, high = (v, high) if slope > 0 else (low, v)
+    return (low + high) / 2
+
+
+def fixed_point(data: dict, tau: float | None) -> tuple[dict, dict]:
+    """Q and V on the support of the data; `tau=None` is value iteration, with the maximum over the data's actions."""
+    actions = defaultdict(list)
+    for state, token in data:
+        actions[state].append(token)
+    v = dict.fromkeys(actions, 0.0)
+    for _ in range(200):  # 0.8^200 is 1e-20; with undiscounted halves of an action it is 0.8^100
+        q = {key: np.mean([r + d * v.get(s, 0.0) for r, d, s in steps]) for key, steps in data.items()}
+        for state, tokens in actions.items():
+            values = np.array([q[state, token] for token in tokens])
+            counts = np.array([len(data[state, token]) for token in tokens])
+            v[state] = values.max() if tau is None else expectile(values, counts, tau)
+    return q, v
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+def train(batch: ILQLBatch, steps: int, seed: int = 0, **options) -> ILQLForCausalLM:
+    """
+    Full-batch Adam with a falling step: the gradient has no noise, so that what is left at the end is the fixed point.
+    Targets move half-way at each step, which is fast and still shows a target that does not move or moves too far.
+    """
+    model = make_model(seed).train()
+    options = {"gamma": GAMMA, "cql_scale": 0.0, "awac_scale": 0.0, "awac_beta": 0.0, **options}
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / steps) ** 2)
+
+    def loss_fn(hidden_states, heads, lm_head, next_hidden_state):
+        return ilql_loss_from_states(hidden_states, heads, lm_head, batch, next_hidden_state, **options)[0]
+
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(batch.input_ids, attention_mask=batch.attention_mask, loss_fn=loss_fn).loss.backward()
+        optimizer.step()
+        schedule.step()
+        model.heads.update_targets(0.5)
+    return model.eval()
