@@ -31,7 +31,7 @@ EXTRAS = {
     "test": ["pytest>=9.0", "pytest-xdist>=3.8", "hypothesis>=6.100"],
     "quality": ["ruff>=0.17", "mypy>=2.0"],
 }
-EXTRAS["dev"] = EXTRAS["test"] + EXTRAS["quality"] + EXTRAS["deepspeed"] + EXTRAS["viz"]
+EXTRAS["dev"] = EXTRAS["test"] + EXTRAS["quality"] + EXTRAS["viz"]
 
 setup(
     name="hf_qrl",

@@ -60,7 +60,8 @@ def main(script: ScriptArguments, args: ILQLConfig) -> ILQLTrainer:
         dtype=script.dtype,
     )
     trainer = ILQLTrainer(model, args, train_dataset=dataset, eval_dataset=eval_dataset)
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    resume = args.resume_from_checkpoint
+    trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
     trainer.save_model()
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=script.dataset)

@@ -28,7 +28,14 @@ def check_messages(messages: Any, column: str, where: str) -> list[Message]:
     for message in messages:
         if message.get("role") not in ROLES:
             raise ValueError(f"{where}: unknown role {message.get('role')!r} in `{column}`, known roles are {ROLES}.")
-    return messages
+    return [{key: without_none(x) for key, x in message.items() if x is not None} for message in messages]
+
+
+def without_none(value: Any) -> Any:
+    """Drops the None entries of dicts: Arrow gives every struct of a column the keys of all of them."""
+    if isinstance(value, dict):
+        return {key: without_none(x) for key, x in value.items() if x is not None}
+    return [without_none(x) for x in value] if isinstance(value, list) else value
 
 
 def window_messages(messages: list[Message], history_window: int | None) -> list[Message]:
@@ -101,7 +108,7 @@ def training_chat_template(tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.chat_template:
         raise ValueError(
             "The dataset is conversational but the tokenizer has no chat template. Set `tokenizer.chat_template`, "
-            "pass `chat_template`, or use string `prompt` and `completion` columns."
+            "or use string `prompt` and `completion` columns."
         )
     template = tokenizer.get_chat_template()
     if _GENERATION_TAG.search(template):

@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -29,6 +30,7 @@ class _Options:
     reward_std: float | None
     vocab_size: int | None
     eos_token_ids: tuple[int, ...]
+    version: str = version("hf_qrl")  # another one may make other rows of the same data
 
     @property
     def cut(self) -> dict[str, Any]:
@@ -123,7 +125,12 @@ def prepare_dataset(
     if reward_std is not None and not reward_std > 0:
         raise ValueError(f"`reward_std` must be positive, got {reward_std}.")
     if name == "tokenized":
-        return _checked(dataset, vocab_size)
+        if history_window is not None and "next_input_ids" not in columns:
+            raise ValueError(
+                "`history_window` is set, and the tokenised rows have no `next_input_ids`, the states after their "
+                "windows. Prepare them from `messages`, or leave `history_window` out."
+            )
+        return _checked(dataset.with_format(None), vocab_size, max_length)
     if tokenizer is None:
         raise ValueError(f"A dataset with the columns {sorted(columns)} needs a tokenizer, got None.")
     if history_window is not None and history_window < 1:
@@ -321,7 +328,9 @@ def _window_rows(
     return rows
 
 
-def _checked(dataset: Dataset | IterableDataset, vocab_size: int | None) -> Dataset | IterableDataset:
+def _checked(
+    dataset: Dataset | IterableDataset, vocab_size: int | None, max_length: int | None
+) -> Dataset | IterableDataset:
     """Checks tokenised rows: now and without a copy if they can be read again, as they pass if they are a stream."""
     if isinstance(dataset, IterableDataset):
         return dataset.map(
@@ -329,17 +338,19 @@ def _checked(dataset: Dataset | IterableDataset, vocab_size: int | None) -> Data
             batched=True,
             with_indices=True,
             features=dataset.features,
-            fn_kwargs={"vocab_size": vocab_size},
+            fn_kwargs={"vocab_size": vocab_size, "max_length": max_length},
         )
     start = 0
-    for batch in dataset.with_format(None).iter(batch_size=1000):
+    for batch in dataset.iter(batch_size=1000):
         stop = start + len(batch["input_ids"])
-        _check_batch(batch, list(range(start, stop)), vocab_size)
+        _check_batch(batch, list(range(start, stop)), vocab_size, max_length)
         start = stop
     return dataset
 
 
-def _check_batch(batch: dict[str, list], indices: list[int], vocab_size: int | None) -> dict[str, list]:
+def _check_batch(
+    batch: dict[str, list], indices: list[int], vocab_size: int | None, max_length: int | None
+) -> dict[str, list]:
     for values, index in zip(zip(*batch.values(), strict=True), indices, strict=True):
-        check_row(dict(zip(batch, values, strict=True)), vocab_size, f"Row {index}")
+        check_row(dict(zip(batch, values, strict=True)), vocab_size, f"Row {index}", max_length)
     return batch

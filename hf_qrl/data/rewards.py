@@ -11,6 +11,9 @@ from datasets import Dataset, IterableDataset
 from .formats import column_names, detect_format
 
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
 def turn_rewards(value: Any, column: str, num_turns: int, where: str) -> list[float]:
     """
     Reads one row's reward column as one reward per turn.
@@ -54,7 +57,7 @@ def scalar_reward(value: Any, column: str, where: str) -> float:
 
 
 def _finite(reward: Any, column: str, where: str) -> float:
-    if not isinstance(reward, Real) or not math.isfinite(reward):
+    if not isinstance(reward, Real) or not abs(float(reward)) <= FLOAT32_MAX:
         raise ValueError(f"{where}: `{column}` must hold finite numbers, got {reward!r}. Fix or drop the row.")
     return float(reward)
 

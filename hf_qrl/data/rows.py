@@ -130,12 +130,13 @@ def check_token_ids(input_ids: list[int], vocab_size: int | None, where: str) ->
 
 def check_weight(weight: Any, where: str) -> float:
     """Returns the weight of a row, or raises a `ValueError` if it is not a positive finite number."""
-    if not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+    # Sums of weights are taken in float32.
+    if not isinstance(weight, int | float) or not 1e-30 < weight < 1e30:
         raise ValueError(f"{where}: `weight` must be a positive finite number, got {weight!r}.")
     return float(weight)
 
 
-def check_row(row: dict[str, Any], vocab_size: int | None, where: str) -> None:
+def check_row(row: dict[str, Any], vocab_size: int | None, where: str, max_length: int | None = None) -> None:
     """
     Checks a row that was tokenised elsewhere.
 
@@ -147,6 +148,8 @@ def check_row(row: dict[str, Any], vocab_size: int | None, where: str) -> None:
             Size of the model's vocabulary.
         where (`str`):
             Name of the row in error messages.
+        max_length (`int`, *optional*):
+            Largest number of tokens.
 
     Raises:
         ValueError: If lengths, index ranges, the coding of `dones`, rewards or token ids are wrong.
@@ -176,8 +179,22 @@ def check_row(row: dict[str, Any], vocab_size: int | None, where: str) -> None:
             f"{where}: `actions_ixs` must increase strictly within [0, {length - 2}] (an action at p emits the token "
             f"at p + 1, and the row has {length} tokens), got {row['actions_ixs']}."
         )
-    if states.min() < 0 or states.max() >= length:
-        raise ValueError(f"{where}: `states_ixs` must lie within [0, {length - 1}], got {row['states_ixs']}.")
+    if not np.array_equal(states[:-1], actions) or not actions[-1] < states[-1] < length:
+        raise ValueError(
+            f"{where}: `states_ixs` must be `actions_ixs` followed by the position of the final state, at most "
+            f"{length - 1}, got {row['states_ixs']}."
+        )
+    if "attention_mask" in row and np.any(np.diff(np.asarray(row["attention_mask"])) > 0):
+        raise ValueError(f"{where}: `attention_mask` masks tokens on the left. Rows are padded on the right.")
+    if "terminated" in row and "truncated" not in row:
+        raise ValueError(f"{where}: tokenised rows say `truncated`, not `terminated`. Add that column.")
+    if "truncated" in row and not isinstance(row["truncated"], bool):
+        raise ValueError(f"{where}: `truncated` must be True or False, got {row['truncated']!r}.")
+    if max_length is not None and length > max_length:
+        raise ValueError(
+            f"{where}: {length} tokens are more than max_length={max_length}, and tokenised rows are not cut. Cut "
+            "them yourself, or raise `max_length`."
+        )
     if list(row["dones"]) != [1] * num_actions + [0]:
         raise ValueError(
             f"{where}: `dones` must be 1 for every action and 0 for the final state (1 = not terminal), got "

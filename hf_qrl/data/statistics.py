@@ -19,7 +19,8 @@ class ReturnStatistics:
         num_actions (`int`):
             Number of actions.
         reward_min, reward_max (`float`):
-            Smallest and largest reward of an action.
+            Smallest and largest reward between two discounts: of an action, or of what is left of an utterance where
+            only utterances are discounted.
         return_min, return_max (`float`):
             Smallest and largest undiscounted return-to-go within a row, over all actions.
         mean_return (`float`):
@@ -78,15 +79,18 @@ def return_statistics(dataset: Dataset, gamma: float, discount_on: str = "token"
         rewards, mask = _pad(batch["rewards"])
         num_rows, width = rewards.shape
         discounts = np.full((num_rows, width), gamma)
+        ends = np.ones((num_rows, width), dtype=bool)
         if discount_on == "utterance":
-            discounts[~_utterance_ends(batch)] = 1.0
+            ends = _utterance_ends(batch)
+            discounts[~ends] = 1.0
 
         # Padding holds zero rewards, so the backward recursion may start in it.
-        returns, discounted = np.zeros((num_rows, width + 1)), np.zeros((num_rows, width + 1))
+        returns, discounted, paid = (np.zeros((num_rows, width + 1)) for _ in range(3))
         for j in reversed(range(width)):
             returns[:, j] = rewards[:, j] + returns[:, j + 1]
             discounted[:, j] = rewards[:, j] + discounts[:, j] * discounted[:, j + 1]
-        returns, discounted = returns[:, :-1], discounted[:, :-1]
+            paid[:, j] = rewards[:, j] + np.where(ends[:, j], 0.0, paid[:, j + 1])
+        returns, discounted, paid = returns[:, :-1], discounted[:, :-1], paid[:, :-1]
 
         weights = np.asarray(batch["weight"] if "weight" in batch else np.ones(num_rows), dtype=np.float64)
         ended = ~np.asarray(batch["truncated"] if "truncated" in batch else np.zeros(num_rows), dtype=bool)
@@ -101,7 +105,7 @@ def return_statistics(dataset: Dataset, gamma: float, discount_on: str = "token"
         num_actions += int(mask.sum())
         return_sum += float((weights[:, None] * discounted)[mask].sum())
         weight_sum += float((weights[:, None] * mask).sum())
-        reward_min, reward_max = min(reward_min, rewards[mask].min()), max(reward_max, rewards[mask].max())
+        reward_min, reward_max = min(reward_min, paid[mask].min()), max(reward_max, paid[mask].max())
         return_min, return_max = min(return_min, returns[mask].min()), max(return_max, returns[mask].max())
 
     return ReturnStatistics(
@@ -124,8 +128,8 @@ def value_bounds(statistics: ReturnStatistics, gamma: float) -> tuple[float, flo
 
     Where rewards are paid only at the end of an episode, and where nothing is discounted, they are the range of the
     returns; otherwise those of paying the smallest or largest reward forever, `r / (1 - gamma)`. Both contain 0, the
-    value of doing nothing more. Undiscounted episodes that are split over several rows and paid along the way have no
-    known range: their bounds are infinite.
+    value of doing nothing more. Undiscounted episodes that are paid along the way and go on after a row (truncated, or
+    split by a history window) have no known range: their bounds are infinite.
 
     Args:
         statistics ([`ReturnStatistics`]):
@@ -136,7 +140,8 @@ def value_bounds(statistics: ReturnStatistics, gamma: float) -> tuple[float, flo
     Returns:
         `tuple[float, float]`: smallest and largest value.
     """
-    if gamma == 1 and statistics.continues_elsewhere and not statistics.pays_only_at_end:
+    goes_on = statistics.continues_elsewhere or statistics.truncated_fraction > 0
+    if gamma == 1 and goes_on and not statistics.pays_only_at_end:
         return -math.inf, math.inf
     if gamma == 1 or statistics.pays_only_at_end:
         return min(statistics.return_min, 0.0), max(statistics.return_max, 0.0)

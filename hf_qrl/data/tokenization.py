@@ -68,6 +68,8 @@ def tokenize_dialogue(
         )
     if not all(isinstance(phrase, str) for phrase in phrases):
         raise ValueError(f"The phrases of a dialogue must be strings, got {[type(p).__name__ for p in phrases]}.")
+    if tokenizer.eos_token is None:
+        raise ValueError("The tokenizer has no end-of-text token, with which dialogues end. Set `eos_token`.")
     if append_eos and not phrases[-1].endswith(tokenizer.eos_token):
         phrases[-1] += tokenizer.eos_token
 

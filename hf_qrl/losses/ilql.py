@@ -98,7 +98,7 @@ def ilql_loss(
         m,
         gamma=gamma,
         truncated=batch.truncated,
-        turn_ixs=batch.turn_ixs,
+        turn_ixs=turn_ixs(batch),
         next_value=next_value,
         has_next=has_next_row(batch),
         target=target,
@@ -167,6 +167,14 @@ def has_next_row(batch: ILQLBatch | ILQLSeq2SeqBatch) -> torch.Tensor | None:
     return None if batch.next_attention_mask is None else batch.next_attention_mask.any(1)
 
 
+def turn_ixs(batch: ILQLBatch | ILQLSeq2SeqBatch) -> torch.Tensor:
+    """`(B, T)`: the utterance of each step; where the batch does not say, a run of neighbouring own tokens is one."""
+    if batch.turn_ixs is not None:
+        return batch.turn_ixs
+    gaps = (batch.actions_ixs.diff(dim=1) != 1).long()
+    return torch.nn.functional.pad(gaps.cumsum(1), (1, 0))
+
+
 def ilql_loss_from_states(
     hidden_states: torch.Tensor,
     heads: ILQLHeads,
@@ -221,7 +229,7 @@ def ilql_loss_from_states(
         mask,
         gamma=gamma,
         truncated=batch.truncated,
-        turn_ixs=batch.turn_ixs,
+        turn_ixs=turn_ixs(batch),
         next_value=next_value,
         has_next=has_next_row(batch),
         target=target,

@@ -8,8 +8,14 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 
-# What lies between the hidden state and the projection onto the vocabulary, where `head_stem` is not given.
-DEFAULT_STEMS: dict[str, Any] = {"mlp": "relu", "linear": "identity", "tied": "linear", "dueling": "silu"}
+# What may lie between the hidden state and the projection onto the vocabulary; the first is the default.
+# A stem of a tied head ends in a vector of the width of the embedding; a linear head is linear.
+STEMS = {
+    "mlp": ("relu", "silu"),
+    "linear": ("identity", "linear"),
+    "tied": ("linear", "identity"),
+    "dueling": ("silu", "relu", "linear", "identity"),
+}
 # The start that learned faster on random walks; the figures are in `model_cards/random_walks.md`.
 DEFAULT_INITS: dict[str, Any] = {"mlp": "default", "linear": "zero", "tied": "default", "dueling": "default"}
 
@@ -58,8 +64,19 @@ class ILQLConfigBase(PreTrainedConfig):
             float(self.reward_mean),
             float(self.reward_std),
         )
-        self.head_stem = self.head_stem or DEFAULT_STEMS[self.head_type]
+        self.head_stem = self.head_stem or STEMS[self.head_type][0]  # type: ignore[assignment]
         self.head_init = self.head_init or DEFAULT_INITS[self.head_type]
+        self.validate_heads()
+
+        text_config: Any = self.text_config
+        text_config = text_config.get_text_config()
+        self.tie_word_embeddings = bool(text_config.tie_word_embeddings)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(text_config, name))
+
+    def validate_heads(self) -> None:
+        """Raises a `ValueError` for heads that cannot be built, also after single fields were changed."""
         if self.num_q_heads < 1:
             raise ValueError(f"`num_q_heads` must be at least 1, got {self.num_q_heads}.")
         if self.head_expansion < 1:
@@ -75,21 +92,14 @@ class ILQLConfigBase(PreTrainedConfig):
             )
         if not self.reward_std > 0:
             raise ValueError(f"`reward_std` must be positive, got {self.reward_std}.")
-        if self.head_type == "tied" and self.head_stem in ("relu", "silu"):
-            # The stem must end in a vector of the width of the embedding.
+        if self.head_stem not in STEMS[self.head_type]:
             raise ValueError(
-                '`head_type="tied"` takes `head_stem` "identity" or "linear", got ' + repr(self.head_stem)
+                f"`head_type={self.head_type!r}` takes a `head_stem` out of {STEMS[self.head_type]}, got "
+                f"{self.head_stem!r}. If these are the heads of a saved model, load it without `head_type`."
             )
         if self.head_type == "tied" and self.head_stem == "identity" and self.head_init == "zero":
             # Without a layer to set to zero, Q starts as the logits of the language model.
             raise ValueError('`head_type="tied"` with `head_stem="identity"` takes `head_init` "default", got "zero".')
-
-        text_config: Any = self.text_config
-        text_config = text_config.get_text_config()
-        self.tie_word_embeddings = bool(text_config.tie_word_embeddings)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if getattr(self, name) is None:
-                setattr(self, name, getattr(text_config, name))
 
 
 @strict
@@ -106,8 +116,8 @@ class ILQLCausalLMConfig(ILQLConfigBase):
             output embedding, plus a learned scalar per state; it has no parameters of the size of the vocabulary.
             `"dueling"`: `V + A - mean A` on a SiLU stem (Wang et al., 2016).
         head_stem (`str`, *optional*):
-            `"identity"`, `"linear"`, `"relu"` or `"silu"`: the part of a Q-head below its projection. By default
-            what `head_type` says.
+            The part of a Q-head below its projection: `"relu"` or `"silu"` for `"mlp"`, `"identity"` or `"linear"` for
+            `"linear"` and `"tied"`, any of these for `"dueling"`. By default what `head_type` says.
         head_init (`str`, *optional*):
             `"default"`: PyTorch's initialisation of linear layers. `"zero"`: the last layer is zero, and the trainer
             sets its bias to the mean return of the data. By default whichever learned faster for the head type.

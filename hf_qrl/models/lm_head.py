@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """What lies between the last hidden state of a language model and its logits."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,11 +44,16 @@ class LMHead:
 
 @contextmanager
 def capture_input(module: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collects the inputs of a module: the hidden states as the LM head sees them, whatever the architecture."""
+    """
+    Collects the inputs of a module: the hidden states as the LM head sees them, whatever the architecture. Calls of
+    other threads, which may run the same model, are none of its business.
+    """
     captured: list[torch.Tensor] = []
+    thread = threading.get_ident()
 
     def hook(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        captured.append(args[0])
+        if threading.get_ident() == thread:
+            captured.append(args[0])
 
     handle = module.register_forward_pre_hook(hook)
     try:

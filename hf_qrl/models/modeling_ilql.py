@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Causal language models with ILQL heads: any `AutoModelForCausalLM`, heads on it, and a policy that uses both."""
 
+import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
@@ -100,6 +108,7 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: ILQLCausalLMConfig, base: PreTrainedModel | None = None):
         super().__init__(config)
+        config.validate_heads()
         if base is None:
             base = AutoModelForCausalLM.from_config(config.text_config)
         self.base = base
@@ -205,8 +214,6 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         if directory.is_file() or kwargs.get("is_main_process", True) is False:
             return super().save_pretrained(save_directory, *args, **kwargs)
         directory.mkdir(parents=True, exist_ok=True)
-        for left_by_a_kill in directory.glob(".saving-*"):
-            shutil.rmtree(left_by_a_kill)
         if kwargs.get("push_to_hub"):
             kwargs.setdefault("repo_id", directory.name)
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as staging:
@@ -328,7 +335,7 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         return output if return_dict else output.to_tuple()
 
     def _policy_logits(self, logits: torch.Tensor, hidden_states: torch.Tensor, beta: float) -> torch.Tensor:
-        """`logits + beta * (Q - V)`, on the support of the policy; -inf elsewhere."""
+        """`logits + beta * (Q - V)` on the support of the policy, -inf elsewhere."""
         top_k = self.config.policy_top_k
         support = None
         evaluate = None
@@ -347,7 +354,7 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         kept = logits.gather(-1, support)
         if beta != 0:
             kept = kept + beta * advantage
-        return torch.full_like(logits, -torch.inf, dtype=kept.dtype).scatter(-1, support, kept)
+        return torch.full_like(logits, -torch.inf, dtype=kept.dtype).scatter_(-1, support, kept)
 
     def _loss(self, loss_fn, input_ids, attention_mask, next_input_ids, next_attention_mask) -> torch.Tensor:
         # Rows are padded on the right, so positions and the hidden states of real tokens do not depend on padding.
@@ -399,11 +406,19 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~transformers.GenerationMixin.generate`]; `beta=` overrides `config.beta` for this call."""
-        if kwargs.get("beta") is not None and kwargs.get("assistant_model") is not None:
+        beta = kwargs.get("beta")
+        if beta is not None and not (isinstance(beta, (int, float)) and math.isfinite(beta)):
+            raise ValueError(f"`beta` must be a finite number, the same for all rows, got {beta!r}.")
+        if beta is not None and kwargs.get("guidance_scale") is not None:
+            raise ValueError("Guidance runs the model a second time without `beta`; set `model.config.beta` instead.")
+        if beta is not None and kwargs.get("assistant_model") is not None:
             raise ValueError(
                 "Assisted decoding hands every argument to the draft model too, which has no `beta`; set "
                 "`model.config.beta` instead."
             )
+        if self.config.policy_top_k is not None:
+            processors = kwargs.get("logits_processor") or []
+            kwargs["logits_processor"] = LogitsProcessorList([*processors, SupportCheck()])
         return super().generate(*args, **kwargs)
 
     def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
@@ -411,6 +426,18 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         if "beta" in kwargs:
             raise ValueError("`generate_batch` would ignore `beta`; set `model.config.beta` instead.")
         return super().generate_batch(*args, **kwargs)
+
+
+class SupportCheck(LogitsProcessor):
+    """Stops when other processors (bad words, a minimal length) have forbidden all that `policy_top_k` left."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        if not (scores > -torch.inf).any(-1).all():
+            raise ValueError(
+                "Every token in the support of the policy is forbidden by arguments of `generate` (`bad_words_ids`, "
+                "`min_new_tokens`, ...). Raise `model.config.policy_top_k`."
+            )
+        return scores
 
 
 def select_states(hidden_states: torch.Tensor, ixs: torch.Tensor | None) -> torch.Tensor:

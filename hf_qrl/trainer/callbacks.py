@@ -18,20 +18,20 @@ class SampleTableCallback(TrainerCallback):
 
     Args:
         trainer ([`ILQLTrainer`]): The trainer.
-        every (`int`): Number of optimizer steps between two tables.
+        every (`int`, *optional*): Number of optimizer steps between two tables; between two logs if not given.
         num_samples (`int`): Number of prompts.
         max_new_tokens (`int`): Longest completion.
     """
 
-    def __init__(self, trainer: Any, every: int, num_samples: int, max_new_tokens: int):
+    def __init__(self, trainer: Any, every: int | None, num_samples: int, max_new_tokens: int):
         self.trainer, self.every = trainer, every
         self.num_samples, self.max_new_tokens = num_samples, max_new_tokens
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.every == 0 and state.is_world_process_zero:
+        if state.global_step % int(self.every or state.logging_steps) == 0 and state.is_world_process_zero:
             rows = self.sample()
             table = Table(title=f"Completions at step {state.global_step}", show_lines=True)
-            for column in ("Prompt", "Completion", "V", "Q"):
+            for column in ("Prompt", "Completion", "V (start)", "Q (mean)"):
                 table.add_column(column, overflow="fold")
             for prompt, completion, value, q in rows:
                 table.add_row(prompt, completion, f"{value:.3f}", f"{q:.3f}")

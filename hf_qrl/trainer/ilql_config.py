@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Training arguments of [`ILQLTrainer`]."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ class ILQLConfig(TrainingArguments):
             `{"head_type": "tied", "dtype": "bfloat16"}`.
         freeze_base (`bool`, *optional*, defaults to `False`):
             Whether to train the heads only. Needed for `awac_scale=0`, without which the language model would drift.
+            The language model stays frozen afterwards.
         disable_dropout (`bool`, *optional*, defaults to `True`):
             Whether to set every dropout probability to zero.
 
@@ -75,20 +77,25 @@ class ILQLConfig(TrainingArguments):
 
         log_completions (`bool`, *optional*, defaults to `False`):
             Whether to print a table of completions sampled from the policy, with their Q-values.
-        log_completions_steps (`int`, *optional*, defaults to 100):
-            Number of optimizer steps between two tables.
+        log_completions_steps (`int`, *optional*):
+            Number of optimizer steps between two tables; that of `logging_steps` if not given.
         num_completions_to_print (`int`, *optional*, defaults to 4):
             Number of completions in a table.
         max_completion_length (`int`, *optional*, defaults to 64):
             Longest completion in a table, in tokens.
 
-    > These defaults differ from [`~transformers.TrainingArguments`]: `learning_rate=1e-4`, `logging_steps=10`.
+    > These defaults differ from [`~transformers.TrainingArguments`]: `learning_rate=1e-4`, `logging_steps=10`, and
+    > `logging_nan_inf_filter=False`, so that a run that has diverged shows it.
     """
 
     _VALID_DICT_FIELDS = TrainingArguments._VALID_DICT_FIELDS + ["model_init_kwargs"]
 
     learning_rate: float = field(default=1e-4, metadata={"help": "The initial learning rate."})
     logging_steps: float = field(default=10, metadata={"help": "Number of steps (or share of all) between two logs."})
+
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether to log the mean of the other losses in the place of NaN."}
+    )
 
     model_init_kwargs: dict[str, Any] | str | None = field(
         default=None,
@@ -131,24 +138,34 @@ class ILQLConfig(TrainingArguments):
     value_max: float | None = field(default=None, metadata={"help": "Upper bound of targets; from the data if unset."})
 
     log_completions: bool = field(default=False, metadata={"help": "Whether to print tables of completions."})
-    log_completions_steps: int = field(default=100, metadata={"help": "Number of steps between two tables."})
+    log_completions_steps: int | None = field(
+        default=None, metadata={"help": "Number of steps between two tables; `logging_steps` if unset."}
+    )
     num_completions_to_print: int = field(default=4, metadata={"help": "Number of completions in a table."})
     max_completion_length: int = field(default=64, metadata={"help": "Longest completion in a table, in tokens."})
 
     def __post_init__(self):
+        if self.greater_is_better is None and "loss/" in (self.metric_for_best_model or ""):
+            # The parent class takes only names that *end* with "loss" for losses.
+            self.greater_is_better = False
         super().__post_init__()
         for name, low, high in [("gamma", 0.0, 1.0), ("alpha", 0.0, 1.0)]:
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"`{name}` must lie between {low:g} and {high:g}, got {getattr(self, name)}.")
         for name in ("cql_scale", "awac_scale", "awac_beta"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"`{name}` must be finite and not negative, got {getattr(self, name)}.")
+        if self.awac_weight_clip is not None and not self.awac_weight_clip > 0:
+            raise ValueError(f"`awac_weight_clip` must be positive, got {self.awac_weight_clip}.")
+        for name in ("value_min", "value_max"):
+            if getattr(self, name) is not None and math.isnan(getattr(self, name)):
+                raise ValueError(f"`{name}` must be a number, got NaN.")
         if self.reward_scaling not in (None, "standardize"):
             raise ValueError(f'`reward_scaling` must be None or "standardize", got {self.reward_scaling!r}.')
         if self.truncation_side not in ("right", "left"):
             raise ValueError(f'`truncation_side` must be "right" or "left", got {self.truncation_side!r}.')
         for name in ("steps_for_target_q_sync", "log_completions_steps", "num_completions_to_print"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
         if self.value_min is not None and self.value_max is not None and self.value_min >= self.value_max:
             raise ValueError(f"`value_min` {self.value_min} must be smaller than `value_max` {self.value_max}.")

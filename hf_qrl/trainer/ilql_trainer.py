@@ -111,6 +111,8 @@ class ILQLTrainer(Trainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = ILQLConfig(f"{(name or 'model').rstrip('/').split('/')[-1]}-ILQL")
+        if not isinstance(args, ILQLConfig):
+            raise ValueError(f"`args` must be an `ILQLConfig`, got {type(args).__name__}.")
         check_dataset_type("train_dataset", train_dataset)
         eval_datasets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in eval_datasets:
@@ -133,7 +135,8 @@ class ILQLTrainer(Trainer):
         tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        if tokenizer is not None and tokenizer.chat_template and any(is_conversational(x) for x in every_dataset):
+        self._conversational = any(is_conversational(x) for x in every_dataset)
+        if tokenizer is not None and tokenizer.chat_template and self._conversational:
             # Saved with the model, so that it acts in the contexts it was trained in.
             tokenizer.chat_template = training_chat_template(tokenizer)
         self._tokenizer = tokenizer
@@ -176,6 +179,11 @@ class ILQLTrainer(Trainer):
 
         if data_collator is None:
             pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
+            if pad_token_id >= self._prepare_kwargs["vocab_size"]:
+                raise ValueError(
+                    f"The tokenizer's pad token {pad_token_id} lies outside the model's vocabulary of "
+                    f"{self._prepare_kwargs['vocab_size']} tokens: call `model.resize_token_embeddings` first."
+                )
             data_collator = DataCollatorForILQL(pad_token_id=pad_token_id)
         if args.accelerator_config.dispatch_batches is None:
             # By default one process reads a stream for all, which takes batches that are all of one length.
@@ -261,6 +269,11 @@ class ILQLTrainer(Trainer):
         low, high = value_bounds(statistics, args.gamma)
         self.value_min = low if args.value_min is None else args.value_min
         self.value_max = high if args.value_max is None else args.value_max
+        if not self.value_min <= self.value_max:
+            raise ValueError(
+                f"The bounds of the values cross: [{self.value_min:g}, {self.value_max:g}], where the data gives "
+                f"[{low:g}, {high:g}]. Set both `value_min` and `value_max`."
+            )
         logger.info(f"Targets of Q and V are clamped to [{self.value_min:g}, {self.value_max:g}].")
         if model.heads.is_constant():
             model.heads.set_constant(min(max(statistics.mean_return, self.value_min), self.value_max))
@@ -403,6 +416,8 @@ class ILQLTrainer(Trainer):
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
             if resume_from_checkpoint is None:
                 raise ValueError(f"There is no complete checkpoint in {self.args.output_dir!r} to resume from.")
+        elif resume_from_checkpoint and not os.path.isdir(resume_from_checkpoint):
+            raise ValueError(f"There is no checkpoint directory {str(resume_from_checkpoint)!r}.")
         elif isinstance(resume_from_checkpoint, (str, os.PathLike)) and not is_complete(resume_from_checkpoint):
             raise ValueError(
                 f"The checkpoint {str(resume_from_checkpoint)!r} was not written to its end; resume from an earlier "
@@ -420,6 +435,12 @@ class ILQLTrainer(Trainer):
         super()._save_rng_state(output_dir)
         # Every process writes its own; the trainer's state comes next, and says that the checkpoint is whole.
         self.accelerator.wait_for_everyone()
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        # A tied weight is saved once, under its other name.
+        tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
+        load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
+        super()._issue_warnings_after_load(load_result)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)

@@ -40,7 +40,16 @@ ALGORITHM_ARGUMENTS = (
     "reward_scaling",
     "freeze_base",
 )
-HEAD_FIELDS = ("head_type", "head_stem", "head_init", "num_q_heads", "q_reduction", "beta", "policy_top_k")
+HEAD_FIELDS = (
+    "head_type",
+    "head_stem",
+    "head_init",
+    "num_q_heads",
+    "q_reduction",
+    "beta",
+    "policy_top_k",
+    "history_window",
+)
 
 
 def model_card(
@@ -66,7 +75,10 @@ def model_card(
         base_model = None  # a local directory is no repository of the Hub
     title = model_name or Path(args.output_dir).resolve().name
     datasets = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name or [])
-    metrics = last_metrics(state.log_history)
+    steps = state.global_step
+    if args.load_best_model_at_end and not trainer.is_in_train and state.best_global_step:
+        steps = state.best_global_step  # whose weights were restored at the end of training
+    metrics = last_metrics([entry for entry in state.log_history if entry["step"] <= steps])
     evaluation = {name: number for name, number in metrics.items() if name.startswith("eval_")}
     card_data = ModelCardData(
         library_name="transformers",
@@ -103,9 +115,10 @@ def model_card(
         reward_mean=config.reward_mean,
         reward_std=config.reward_std,
         history_window=config.history_window,
+        conversational=trainer._conversational,
         dataset_name=", ".join(datasets),
         num_rows=len(dataset) if hasattr(dataset, "__len__") else None,
-        steps=state.global_step,
+        steps=steps,
         heads={name: getattr(config, name) for name in HEAD_FIELDS},
         arguments=arguments,
         metrics={name: f"{number:.4g}" for name, number in metrics.items()},

@@ -63,6 +63,22 @@ class TestCheckMessages:
         with pytest.raises(ValueError, match=f"Row 1: .*{match}"):
             check_messages(messages, "messages", "Row 1")
 
+    def test_entries_that_arrow_filled_in_are_dropped(self):
+        """A column of structs has the keys of all its rows, None where a row lacks one."""
+        calls = [{"function": {"name": "weather", "arguments": {"city": "P", "zip": None}}, "id": None}]
+        messages = [
+            {"role": "user", "content": "hi", "tool_calls": None},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+        ]
+        assert check_messages(messages, "messages", "Row 0") == [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "P"}}}],
+            },
+        ]
+
 
 class TestTrainingChatTemplate:
     def test_tagged_template_is_kept(self, tagged_tokenizer):

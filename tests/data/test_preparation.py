@@ -442,7 +442,7 @@ class TestPrepared:
         assert not is_prepared(dataset)
         prepared = prepare_dataset(dataset, tokenizer)
         assert is_prepared(prepared)
-        assert prepare_dataset(prepared) is prepared
+        assert prepare_dataset(prepared).data == prepared.data  # the same table, not a copy of it
 
     def test_stream(self, tokenizer):
         prepared = prepare_dataset(Dataset.from_list([TestErrors.GOOD]), tokenizer)
@@ -457,3 +457,17 @@ class TestPrepared:
         dataset = dataset.to_iterable_dataset() if streaming else dataset
         with pytest.raises(ValueError, match="Row 1: token id 9"):
             list(prepare_dataset(dataset, vocab_size=9))
+
+    @pytest.mark.parametrize("streaming", [False, True])
+    @pytest.mark.parametrize("format", ["torch", "numpy", "arrow"])
+    def test_formatted_rows(self, tokenizer, format, streaming):
+        prepared = prepare_dataset(Dataset.from_list([TestErrors.GOOD]), tokenizer)
+        dataset = prepared.to_iterable_dataset() if streaming else prepared
+        assert list(prepare_dataset(dataset.with_format(format))) == prepared.to_list()
+
+    def test_options_that_cannot_be_applied_raise(self, tokenizer):
+        prepared = prepare_dataset(Dataset.from_list([TestErrors.GOOD]), tokenizer)
+        with pytest.raises(ValueError, match="Row 0: .* tokens are more than max_length=2"):
+            prepare_dataset(prepared, max_length=2)
+        with pytest.raises(ValueError, match="no `next_input_ids`"):
+            prepare_dataset(prepared, history_window=2)

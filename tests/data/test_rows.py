@@ -145,7 +145,7 @@ class TestCheckRow:
             ({"actions_ixs": [1, 1]}, "increase strictly"),
             ({"actions_ixs": [0, 2]}, "increase strictly"),
             ({"actions_ixs": [-1, 1]}, "increase strictly"),
-            ({"states_ixs": [0, 1, 3]}, r"`states_ixs` must lie within \[0, 2\]"),
+            ({"states_ixs": [0, 1, 3]}, r"`states_ixs` must be `actions_ixs` followed by"),
             ({"states_ixs": [0, 1]}, "`states_ixs` has 2 entries, 3 are needed"),
             ({"rewards": [1.0]}, "`rewards` has 1 entries, 2 are needed"),
             ({"attention_mask": [1]}, "`attention_mask` has 1 entries, 3 are needed"),
@@ -156,8 +156,19 @@ class TestCheckRow:
             ({"input_ids": [5, -1, 7]}, "token id -1"),
             ({"next_input_ids": [9]}, "token id 9"),
             ({"weight": 0.0}, "`weight` must be a positive"),
+            ({"weight": 1e39}, "`weight` must be a positive"),
+            ({"weight": 1e-46}, "`weight` must be a positive"),
+            ({"states_ixs": [0, 0, 2]}, "`states_ixs` must be `actions_ixs` followed by"),
+            ({"attention_mask": [0, 1, 1]}, "padded on the right"),
+            ({"truncated": None}, "`truncated` must be True or False, got None"),
+            ({"truncated": "False"}, "`truncated` must be True or False, got 'False'"),
         ],
     )
     def test_bad_row_raises(self, change, match):
         with pytest.raises(ValueError, match=f"Row 4: .*{match}"):
             check_row({**self.ROW, **change}, 8, "Row 4")
+
+    def test_terminated_column_raises(self):
+        row = {name: x for name, x in self.ROW.items() if name != "truncated"}
+        with pytest.raises(ValueError, match="say `truncated`, not `terminated`"):
+            check_row({**row, "terminated": False}, 8, "Row 4")

@@ -110,3 +110,17 @@ class TestValueBounds:
     def test_undiscounted_windows_have_no_known_range(self):
         assert self.bounds([1.0, 2.0], 1.0, next_ids=[3]) == (-math.inf, math.inf)
         assert self.bounds([1.0, 2.0], 0.9, next_ids=[3]) == pytest.approx((0.0, 20.0))
+
+    def test_undiscounted_truncated_rows_have_no_known_range(self):
+        row = build_row([1, 2, 3], [(1, 3)], [1.0], terminated=False)
+        assert value_bounds(return_statistics(make_dataset([row]), 1.0), 1.0) == (-math.inf, math.inf)
+
+    def test_several_rewards_in_an_utterance(self):
+        """Undiscounted within the utterance, they add up before any discount."""
+        row = build_row([1, 2, 3, 4], [(1, 4)], [0.0], terminated=True)
+        row["rewards"] = [2.0, 1.0, -1.0]
+        statistics = return_statistics(make_dataset([row]), 0.5, "utterance")
+        assert (statistics.reward_min, statistics.reward_max) == (-1.0, 2.0)  # 2 + 1 - 1, 1 - 1, -1
+        assert value_bounds(statistics, 0.5) == (-2.0, 4.0)
+        statistics = return_statistics(make_dataset([row]), 0.5, "token")
+        assert value_bounds(statistics, 0.5) == (-2.0, 4.0)

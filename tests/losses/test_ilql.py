@@ -434,3 +434,25 @@ class TestMixedPrecision:
         for x, y in zip(mixed_gradients, gradients, strict=True):
             assert x.dtype == torch.float32
             torch.testing.assert_close(x, y, rtol=5e-2, atol=1e-2)
+
+
+class TestUtterancesWithoutTurns:
+    def test_runs_of_own_tokens_are_utterances(self, make_heads, make_lm_head):
+        """Rows in trlX's fields do not say where an utterance ends; a gap between own tokens does."""
+        batch = ILQLBatch(
+            input_ids=torch.tensor([[3, 4, 5, 3, 4, 5, 3, 4]]),
+            attention_mask=torch.ones(1, 8, dtype=torch.long),
+            rewards=torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64),
+            states_ixs=torch.tensor([[1, 2, 5, 6, 7]]),
+            actions_ixs=torch.tensor([[1, 2, 5, 6]]),
+            dones=torch.tensor([[1, 1, 1, 1, 0]]),
+        )
+        said = replace(batch, turn_ixs=torch.tensor([[0, 0, 1, 1]]))
+        heads, lm_head = make_heads(), make_lm_head()
+        hidden = torch.randn(1, 8, D, dtype=torch.float64)
+        options = {**BASIC, "gamma": 0.5, "discount_on": "utterance", "target": "utterance"}
+        inferred, _ = ilql_loss_from_states(hidden, heads, lm_head, batch, **options)
+        given, _ = ilql_loss_from_states(hidden, heads, lm_head, said, **options)
+        one = replace(batch, turn_ixs=torch.zeros(1, 4, dtype=torch.long))
+        as_one, _ = ilql_loss_from_states(hidden, heads, lm_head, one, **options)
+        assert inferred.item() == given.item() != as_one.item()

@@ -1,6 +1,8 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Every way of decoding against loops that have no cache, no padding and no decoding code of transformers."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -277,3 +279,32 @@ class TestPipeline:
             )
             for row, (output,) in zip(ROWS, outputs, strict=True):
                 assert output["generated_text"].split() == [f"w{token}" for token in greedy(model, row)]
+
+
+class TestSupport:
+    @pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"num_beams": 2}], ids=str)
+    def test_forbidden_support_raises(self, endless_model, options):
+        model = endless_model("llama", policy_top_k=2)
+        row = torch.tensor([ROWS[0]])
+        support = model.base(row).logits[0, -1].topk(2).indices.tolist()
+        inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), "max_new_tokens": 1, **options}
+        with pytest.raises(ValueError, match="Raise `model.config.policy_top_k`"):
+            model.generate(**inputs, bad_words_ids=[[token] for token in support])
+        allowed = model.generate(**inputs, bad_words_ids=[support[:1]])
+        assert allowed[0, -1].item() == support[1]
+
+
+class TestThreads:
+    def test_threads_do_not_see_each_other(self, endless_model):
+        model = endless_model("llama", beta=4.0)
+        torch.manual_seed(0)
+        batches = [torch.randint(3, 40, (1, 12)) for _ in range(2)]
+        with torch.no_grad():
+            expected = [model(batch).logits for batch in batches]
+
+        def wrong(i: int) -> int:
+            with torch.no_grad():
+                return sum(not torch.equal(model(batches[i]).logits, expected[i]) for _ in range(200))
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(wrong, range(2))) == [0, 0]

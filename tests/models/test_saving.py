@@ -356,3 +356,12 @@ class TestInterruptedSave:
             assert_same_values(values(loader.from_pretrained(tmp_path), make_ids()), expected)
         model.save_pretrained(tmp_path, max_shard_size=SIZES[files])
         assert_same_values(values(ILQLForCausalLM.from_pretrained(tmp_path), make_ids()), expected)
+
+
+class TestOtherHeads:
+    def test_loading_with_another_head_type_raises(self, make_model, tmp_path):
+        make_model("llama", head_type="mlp").save_pretrained(tmp_path)
+        for load in (AutoModelForCausalLMWithILQLHeads, ILQLForCausalLM, AutoModelForCausalLM):
+            for head_type in ("linear", "tied", "dueling"):
+                with pytest.raises(ValueError, match="head_stem|does not hold this"):
+                    load.from_pretrained(tmp_path, head_type=head_type)

@@ -29,13 +29,16 @@ class TestILQLConfig:
             ({"gamma": -0.1}, "`gamma` must lie between 0 and 1"),
             ({"gamma": float("nan")}, "`gamma` must lie between 0 and 1"),
             ({"alpha": 2.0}, "`alpha` must lie between 0 and 1"),
-            ({"cql_scale": -1.0}, "`cql_scale` must not be negative"),
-            ({"awac_scale": -1.0}, "`awac_scale` must not be negative"),
-            ({"awac_beta": -1.0}, "`awac_beta` must not be negative"),
+            ({"cql_scale": -1.0}, "`cql_scale` must be finite and not negative"),
+            ({"awac_scale": -1.0}, "`awac_scale` must be finite and not negative"),
+            ({"awac_beta": -1.0}, "`awac_beta` must be finite and not negative"),
             ({"reward_scaling": "normalize"}, "`reward_scaling` must be"),
             ({"truncation_side": "middle"}, "`truncation_side` must be"),
             ({"steps_for_target_q_sync": 0}, "`steps_for_target_q_sync` must be at least 1"),
             ({"log_completions_steps": 0}, "`log_completions_steps` must be at least 1"),
+            ({"awac_weight_clip": 0.0}, "`awac_weight_clip` must be positive"),
+            ({"awac_beta": float("nan")}, "`awac_beta` must be finite"),
+            ({"value_min": float("nan")}, "`value_min` must be a number"),
             ({"value_min": 1.0, "value_max": 1.0}, "must be smaller than"),
         ],
     )
@@ -83,3 +86,19 @@ class TestILQLConfig:
         for name in ILQLConfig.__annotations__:
             assert getattr(again, name) == getattr(args, name), name
         assert json.loads(again.to_json_string())["tau"] == 0.8
+
+
+@pytest.mark.parametrize(
+    ("metric", "given", "expected"),
+    [
+        ("eval_loss/q", None, False),
+        ("loss/cql", None, False),
+        ("eval_a_loss/v", None, False),
+        ("eval_loss", None, False),
+        ("eval_q/mean", None, True),
+        ("eval_loss/q", True, True),
+    ],
+)
+def test_less_is_better_for_losses(tmp_path, metric, given, expected):
+    args = ILQLConfig(str(tmp_path), metric_for_best_model=metric, greater_is_better=given)
+    assert args.greater_is_better is expected

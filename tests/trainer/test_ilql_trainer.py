@@ -310,6 +310,10 @@ class TestBounds:
         trainer = make_trainer(value_max=0.125)
         assert trainer.value_max == 0.125 and trainer.value_min < 0
 
+    def test_bounds_that_cross_raise(self, make_trainer):
+        with pytest.raises(ValueError, match=r"The bounds of the values cross: \[1e\+06, "):
+            make_trainer(value_min=1e6)
+
     def test_bounds_reach_the_loss(self, make_trainer, make_dataset):
         data = make_dataset(4)
         wide, narrow = (make_trainer(**x).evaluate(data) for x in ({}, {"value_min": 0.0, "value_max": 1e-6}))

@@ -94,3 +94,32 @@ class TestLastMetrics:
             {"loss": 2.5, "loss/q": 0.5, "step": 2},
         ]
         assert last_metrics(history) == {"loss": 2.5, "loss/q": 0.5, "eval_loss": 2.0}
+
+
+class TestRestoredModel:
+    def test_metrics_are_those_of_the_best_step(self, make_trainer, make_model, make_dataset, tmp_path):
+        trainer = make_trainer(
+            make_model(),
+            make_dataset(12),
+            tmp_path / "best",
+            {"eval_dataset": make_dataset(4, seed=1)},
+            max_steps=3,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_strategy="steps",
+            save_steps=1,
+            logging_strategy="steps",
+            logging_steps=1,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_values/mean",
+            greater_is_better=True,
+        )
+        trainer.train()
+        trainer.save_model(tmp_path / "saved")
+        card = ModelCard.load(tmp_path / "saved" / "README.md")
+        history = [entry for entry in trainer.state.log_history if "eval_values/mean" in entry]
+        best = max(history, key=lambda entry: entry["eval_values/mean"])
+        results = {x.metric_type: x.metric_value for x in card.data.eval_results}
+        assert results["eval_values/mean"] == pytest.approx(best["eval_values/mean"])
+        assert results["eval_loss/q"] == pytest.approx(best["eval_loss/q"])
+        assert f"Steps: {best['step']}." in card.text
