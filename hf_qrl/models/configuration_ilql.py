@@ -73,7 +73,7 @@ class ILQLConfigBase(PreTrainedConfig):
         self.tie_word_embeddings = bool(text_config.tie_word_embeddings)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(self, name) is None:
-                setattr(self, name, getattr(text_config, name))
+                setattr(self, name, getattr(text_config, name, None))  # not every model has each of them
 
     def validate_heads(self) -> None:
         """Raises a `ValueError` for heads that cannot be built, also after single fields were changed."""
