@@ -37,7 +37,7 @@ def column_names(dataset: Dataset | IterableDataset) -> list[str]:
             "splits pass one."
         )
     if isinstance(dataset, IterableDataset):
-        first = next(iter(dataset), None)
+        first = next(iter(dataset.with_format(None)), None)
         if first is None:
             raise ValueError("The dataset is empty: it needs at least one row.")
         return list(first)
@@ -73,5 +73,5 @@ def is_conversational(dataset: Dataset | IterableDataset) -> bool:
     """Whether the rows are conversations, lists of `{"role", "content"}`, rather than strings or tokens."""
     name, _ = detect_format(column_names(dataset))
     if name == "prompt-completion":
-        return isinstance(next(iter(dataset))["prompt"], list)
+        return isinstance(next(iter(dataset.with_format(None)))["prompt"], list)
     return name == "messages"

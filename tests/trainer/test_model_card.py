@@ -74,8 +74,8 @@ class TestModelCard:
         assert card.data.base_model is None and str(tmp_path) not in card.content
 
     def test_units_and_window_are_told(self, make_trainer, make_model):
-        model = make_model(reward_mean=0.5, reward_std=2.0, history_window=3)
-        trainer = make_trainer(model)
+        trainer = make_trainer(make_model(reward_mean=0.5, reward_std=2.0))
+        trainer.model.config.history_window = 3
         trainer.create_model_card()
         text = (Path(trainer.args.output_dir) / "README.md").read_text()
         assert "Q * 2.0 + 0.5" in text and "last 3 turns" in text
