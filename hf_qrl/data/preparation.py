@@ -9,7 +9,7 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from .chat import ChatRenderer, check_messages, training_chat_template, window_messages
+from .chat import ChatRenderer, check_messages, training_chat_template, window_messages, without_none
 from .formats import column_names, detect_format, is_conversational
 from .rewards import scalar_reward, standardize, turn_rewards
 from .rows import build_row, check_row, check_token_ids, check_weight, row_features
@@ -252,7 +252,8 @@ def _text_row(
             "see other contexts than generation. Move spaces at the end of the prompt to the start of the completion."
         )
     eos = tokenizer.eos_token_id
-    if terminated and eos is not None and input_ids[len(prompt_ids) :][-1:] != [eos]:
+    ends = {eos, *options.eos_token_ids}
+    if terminated and eos is not None and not ends & set(input_ids[len(prompt_ids) :][-1:]):
         input_ids = [*input_ids, eos]
     turns = [(len(prompt_ids), len(input_ids))]
     return build_row(input_ids, turns, rewards, terminated=terminated, where=where, **options.cut)
@@ -276,14 +277,12 @@ def _conversation_rows(
         messages = messages[: turns[-1] + 1]
 
     tools = episode.get("tools")
-    # A column of dicts holds the keys of all rows, None where a row has none.
-    variables = episode.get("chat_template_kwargs") or {}
     renderer = ChatRenderer(
         tokenizer,
         options.chat_template,
         where,
-        tools=json.loads(tools) if isinstance(tools, str) else tools,
-        template_kwargs={name: value for name, value in variables.items() if value is not None},
+        tools=without_none(json.loads(tools) if isinstance(tools, str) else tools),
+        template_kwargs=without_none(episode.get("chat_template_kwargs") or {}),
         eos_token_ids=options.eos_token_ids,
     )
     if options.history_window is not None:

@@ -266,6 +266,11 @@ class ILQLTrainer(Trainer):
                 '`target="mc"` would take what was paid so far for all there is. Drop them, raise `max_length`, or '
                 'use `target="td"`, which bootstraps.'
             )
+        if statistics.reward_min == statistics.reward_max == 0:
+            logger.warning(
+                "Every reward is zero, so there is nothing to learn from but the data itself. Rows that were cut at "
+                f"`max_length` ({statistics.truncated_fraction:.1%} of all are truncated) lose rewards beyond the cut."
+            )
         low, high = value_bounds(statistics, args.gamma)
         self.value_min = low if args.value_min is None else args.value_min
         self.value_max = high if args.value_max is None else args.value_max

@@ -55,6 +55,12 @@ class TestText:
         assert rows[0][0]["input_ids"][-1] == tokenizer.eos_token_id
         assert len(rows[0][0]["input_ids"]) == 3
 
+    def test_no_eos_after_another_stop_token(self, tokenizer):
+        stop = tokenizer.convert_tokens_to_ids("d")
+        (row,) = prepare_one(tokenizer, {"prompt": "ab", "completion": "cd", "reward": 1.0}, eos_token_id=[stop])
+        assert text(tokenizer, row) == "abcd"
+        assert row["rewards"] == [0.0, 1.0]
+
     def test_truncated_gets_no_eos(self, tokenizer):
         (row,) = prepare_one(tokenizer, {"prompt": "a", "completion": "bc", "reward": 1.0, "truncated": True})
         assert text(tokenizer, row) == "abc"
