@@ -256,36 +256,38 @@ def ilql_loss_from_states(
     clipped = torch.zeros_like(omega) if awac_weight_clip is None else (omega > awac_weight_clip).to(omega.dtype)
     omega = clamp(omega, None, awac_weight_clip)
 
-    loss_v = (w * expectile * advantage.square()).sum() / n
+    # Each step's share of the means: within the rows' losses it spares backward the scaling of large gradients.
+    share = w / n
+    loss_v = (share * expectile * advantage.square()).sum()
     td_scale = 0.5 if target == "mc" else 1.0
 
-    def q_row_loss(q_a, lse, y, w):
-        return w * (td_scale * (q_a - y).square() + cql_scale * (lse - q_a))
+    def q_row_loss(q_a, lse, y, share):
+        return share * (td_scale * (q_a - y).square() + cql_scale * (lse - q_a))
 
     loss_q_cql, q, cql = torch.zeros_like(loss_v), [], torch.zeros_like(count)
     for head in heads.q:
         if cql_scale == 0:
             q_a = head(rows, lm_head.weight, taken).squeeze(1).to(y.dtype)
-            head_loss = q_row_loss(q_a, q_a, y, w).sum()
+            head_loss = q_row_loss(q_a, q_a, y, share).sum()
         else:
-            evaluate = partial(vocabulary_loss, actions=actions, row_loss=q_row_loss, row_inputs=(y, w))
+            evaluate = partial(vocabulary_loss, actions=actions, row_loss=q_row_loss, row_inputs=(y, share))
             head_loss, q_a, lse = head(rows, lm_head.weight, evaluate)
             cql = cql + (w * (lse - q_a)).sum()
         loss_q_cql = loss_q_cql + head_loss
         q.append(q_a.detach())
 
-    loss = loss_q_cql / n + (loss_v if target != "mc" else 0.0 * loss_v)
+    loss = loss_q_cql + (loss_v if target != "mc" else 0.0 * loss_v)
     awac = torch.zeros_like(count)
     if awac_scale != 0:
         evaluate = partial(
             vocabulary_loss,
             actions=actions,
             row_loss=lambda l_a, lse, weight: weight * (lse - l_a),
-            row_inputs=(w * omega,),
+            row_inputs=(awac_scale * share * omega,),
         )
-        lm_loss, _, _ = lm_head(rows, evaluate)
-        awac = lm_loss.detach().to(count.dtype)
-        loss = loss + awac_scale * lm_loss / n
+        lm_loss, l_a, lse = lm_head(rows, evaluate)
+        awac = (w * omega * (lse - l_a)).sum()
+        loss = loss + lm_loss
 
     def rows_with(flag: torch.Tensor) -> torch.Tensor:
         return (flag.bool() & mask.any(1)).sum().to(count)

@@ -79,10 +79,14 @@ class _VocabularyLoss(torch.autograd.Function):
         taken = torch.empty(rows, dtype=accumulate, device=z.device)
         lse = torch.empty_like(taken)
         grad_z = torch.empty_like(z) if needs[0] else None
-        grad_weight = torch.zeros(weight.shape, dtype=accumulate, device=z.device) if needs[1] else None
+        # The first chunk writes the gradient of the weight, the others add to it: a pass over (V, D) less.
+        fill = torch.empty if rows else torch.zeros
+        grad_weight = fill(weight.shape, dtype=accumulate, device=z.device) if needs[1] else None
         grad_bias = torch.zeros(vocab, dtype=accumulate, device=z.device) if needs[2] else None
         grad_offset = torch.empty_like(taken) if needs[3] else None
         buffer = torch.empty(chunk, vocab, dtype=weight.dtype, device=z.device)
+        # Probabilities and shares of a mean are smaller than float16 resolves.
+        factor = weight.float() if weight.dtype == torch.float16 else weight
 
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
@@ -122,13 +126,15 @@ class _VocabularyLoss(torch.autograd.Function):
                 by_taken = by_taken * slope.gather(1, a_part).squeeze(1)
                 p.mul_(slope)
             # The scale of a row is applied to the small side of each product instead of to its V probabilities.
-            p = p.to(weight.dtype)
+            p = p.to(factor.dtype)
             if grad_z is not None:
-                grad_z[part] = (p @ weight).to(accumulate) * by_lse[:, None] + weight[a_part[:, 0]] * by_taken[:, None]
+                grad_z[part] = (p @ factor).to(accumulate) * by_lse[:, None] + weight[a_part[:, 0]] * by_taken[:, None]
             if grad_weight is not None:
-                scaled = (z_part.to(accumulate) * by_lse[:, None]).to(weight.dtype)
-                if weight.dtype == accumulate:
-                    grad_weight.addmm_(p.t(), scaled)
+                scaled = (z_part.to(accumulate) * by_lse[:, None]).to(factor.dtype)
+                if factor.dtype == accumulate:
+                    grad_weight.addmm_(p.t(), scaled, beta=0 if start == 0 else 1)
+                elif start == 0:
+                    grad_weight.copy_(p.t() @ scaled)
                 else:
                     grad_weight += p.t() @ scaled
                 grad_weight.index_add_(0, a_part[:, 0], z_part.to(accumulate) * by_taken[:, None])
@@ -151,5 +157,7 @@ class _VocabularyLoss(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("The loss over the vocabulary was already differentiated; evaluate it again.")
         gradients, ctx.gradients = ctx.gradients, None
-        scaled = [None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in gradients]
-        return (*scaled, None, None, None, None, None, None)
+        # A pass over (V, D) less where it is free to look at the number; another device would have to be waited for.
+        if grad_loss.device.type != "cpu" or grad_loss.item() != 1.0:
+            gradients = [None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in gradients]
+        return (*gradients, None, None, None, None, None, None)

@@ -88,8 +88,9 @@ class TestVocabularyLoss:
         numeric = (loss(1e-5)[0] - loss(-1e-5)[0]).item() / 2e-5
         assert (gradient * direction).sum().item() == pytest.approx(numeric, rel=1e-6, abs=1e-7)
 
-    def test_bfloat16_weights_accumulate_in_float32(self):
-        tensors, actions, row_inputs = draw(rows=64, width=16, vocab=50, dtype=torch.bfloat16)
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_weights_accumulate_in_float32(self, dtype):
+        tensors, actions, row_inputs = draw(rows=64, width=16, vocab=50, dtype=dtype)
         leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
         call = partial(vocabulary_loss, actions=actions, row_loss=row_loss, row_inputs=row_inputs, chunk_elements=100)
         loss, q_a, lse = call(*leaves.values())
@@ -101,7 +102,7 @@ class TestVocabularyLoss:
         torch.testing.assert_close(loss.double(), exact_loss, rtol=2e-2, atol=0)
         torch.testing.assert_close(lse.double(), exact_lse, rtol=2e-2, atol=2e-2)
         for name, leaf in leaves.items():
-            assert leaf.grad.dtype == torch.bfloat16
+            assert leaf.grad.dtype == dtype
             error = (leaf.grad.double() - exact[name].grad).norm() / exact[name].grad.norm()
             assert error < 2e-2, name
 
