@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from ..data.ilql_types import ILQLBatch, ILQLSeq2SeqBatch
-from ..models.heads import ILQLHeads, candidate_values
+from ..models.heads import ILQLHeads, candidate_values, gather_states
 from ..models.lm_head import LMHead
 from .backups import bootstrapped_targets
 from .vocabulary import vocabulary_loss
@@ -328,11 +328,6 @@ def metrics_from_sums(sums: dict[str, float], *, cql_scale: float, awac_scale: f
 def clamp(x: torch.Tensor, low: float | None, high: float | None) -> torch.Tensor:
     """`x.clamp`, which takes no open interval on both sides."""
     return x if low is None and high is None else x.clamp(low, high)
-
-
-def gather_states(hidden_states: torch.Tensor, ixs: torch.Tensor) -> torch.Tensor:
-    """`hidden_states (B, n, d)` at positions `ixs (B, T)`, `(B, T, d)`."""
-    return hidden_states.gather(1, ixs.unsqueeze(2).expand(-1, -1, hidden_states.shape[2]))
 
 
 __all__ = ["ilql_loss", "ilql_loss_from_states", "metrics_from_sums"]

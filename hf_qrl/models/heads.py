@@ -300,6 +300,11 @@ class ILQLHeads(nn.Module):
             head.update_target(target, alpha)
 
 
+def gather_states(hidden_states: torch.Tensor, ixs: torch.Tensor) -> torch.Tensor:
+    """`hidden_states (B, n, d)` at positions `ixs (B, T)`, `(B, T, d)`."""
+    return hidden_states.gather(1, ixs.unsqueeze(2).expand(-1, -1, hidden_states.shape[2]))
+
+
 def all_values(
     z: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, offset: torch.Tensor | None
 ) -> torch.Tensor:
@@ -332,4 +337,4 @@ def candidate_values(
     return values if offset is None else values + offset.unsqueeze(-1)
 
 
-__all__ = ["ILQLHeads", "QHead", "ValueHead", "all_values", "candidate_values"]
+__all__ = ["ILQLHeads", "QHead", "ValueHead", "all_values", "candidate_values", "gather_states"]

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from .configuration_ilql import ILQLCausalLMConfig
-from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values
+from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
 from .lm_head import LMHead, capture_input
 from .saving import move_checkpoint
 
@@ -326,8 +327,8 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         output.attentions = base_output.attentions
         if output_values:
             output.value, output.qs, output.target_qs = self.heads(
-                select_states(hidden_states, actions_ixs),
-                select_states(hidden_states, states_ixs),
+                hidden_states if actions_ixs is None else gather_states(hidden_states, actions_ixs),
+                hidden_states if states_ixs is None else gather_states(hidden_states, states_ixs),
                 self.get_output_embeddings().weight,
             )
         else:
@@ -341,10 +342,7 @@ class ILQLForCausalLM(PreTrainedModel, GenerationMixin):
         evaluate = None
         if top_k is not None and top_k < logits.shape[-1]:
             support = logits.topk(top_k, dim=-1).indices
-
-            def evaluate(z, weight, bias, offset):
-                return candidate_values(z, weight, bias, offset, candidates=support)
-
+            evaluate = partial(candidate_values, candidates=support)
         if beta != 0:
             lm_weight = self.get_output_embeddings().weight
             qs = [head(hidden_states, lm_weight, evaluate) for head in self.heads.target_q]
@@ -438,13 +436,6 @@ class SupportCheck(LogitsProcessor):
                 "`min_new_tokens`, ...). Raise `model.config.policy_top_k`."
             )
         return scores
-
-
-def select_states(hidden_states: torch.Tensor, ixs: torch.Tensor | None) -> torch.Tensor:
-    """`hidden_states (B, n, d)` at `ixs (B, T)`, or all of them."""
-    if ixs is None:
-        return hidden_states
-    return hidden_states.gather(1, ixs.unsqueeze(2).expand(-1, -1, hidden_states.shape[2]))
 
 
 class AutoModelForCausalLMWithILQLHeads:

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """A table of what the policy says, with what it thinks of it."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class SampleTableCallback(TrainerCallback):
         """`(prompt, completion, V, mean Q)` for each prompt; leaves the state of the random generators as it was."""
         trainer = self.trainer
         model = trainer.accelerator.unwrap_model(trainer.model)
-        tokenizer = trainer.processing_class
+        tokenizer = trainer._tokenizer  # of a processor too
         dataset = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
         if isinstance(dataset, dict):
             dataset = next(iter(dataset.values()))
@@ -71,11 +72,7 @@ class SampleTableCallback(TrainerCallback):
     def score(model: Any, tokens: torch.Tensor, prompt_length: int) -> tuple[float, float]:
         """V before the first sampled token and the mean target Q of the sampled tokens of `tokens (1, n)`."""
         states = model.base.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, prompt_length - 1 : -1]
-        candidates = tokens[0, prompt_length:, None]
-
-        def taken(z: torch.Tensor, weight: torch.Tensor, bias: Any, offset: Any) -> torch.Tensor:
-            return candidate_values(z, weight, bias, offset, candidates=candidates)
-
+        taken = partial(candidate_values, candidates=tokens[0, prompt_length:, None])
         lm_weight = model.get_output_embeddings().weight
         q = model.heads.reduce([head(states, lm_weight, taken) for head in model.heads.target_q])
         mean, std = model.config.reward_mean, model.config.reward_std
