@@ -4,9 +4,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from .models import AutoModelForCausalLMWithILQLHeads, CausalILQLOutput, ILQLCausalLMConfig, ILQLForCausalLM
+from .models import (
+    AutoModelForCausalLMWithILQLHeads,
+    AutoModelForSeq2SeqLMWithILQLHeads,
+    CausalILQLOutput,
+    ILQLCausalLMConfig,
+    ILQLForCausalLM,
+    ILQLForSeq2SeqLM,
+    ILQLSeq2SeqLMConfig,
+    Seq2SeqILQLOutput,
+)
 
 
 if TYPE_CHECKING:
@@ -19,6 +28,9 @@ __version__ = "0.1.0.dev0"
 AutoConfig.register(ILQLCausalLMConfig.model_type, ILQLCausalLMConfig)
 AutoModel.register(ILQLCausalLMConfig, ILQLForCausalLM)
 AutoModelForCausalLM.register(ILQLCausalLMConfig, ILQLForCausalLM)
+AutoConfig.register(ILQLSeq2SeqLMConfig.model_type, ILQLSeq2SeqLMConfig)
+AutoModel.register(ILQLSeq2SeqLMConfig, ILQLForSeq2SeqLM)
+AutoModelForSeq2SeqLM.register(ILQLSeq2SeqLMConfig, ILQLForSeq2SeqLM)
 
 # Loaded on first use: trainers import more than a user who only loads a model needs.
 _LAZY = {
@@ -39,9 +51,13 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AutoModelForCausalLMWithILQLHeads",
+    "AutoModelForSeq2SeqLMWithILQLHeads",
     "CausalILQLOutput",
     "ILQLCausalLMConfig",
     "ILQLConfig",
     "ILQLForCausalLM",
+    "ILQLForSeq2SeqLM",
+    "ILQLSeq2SeqLMConfig",
     "ILQLTrainer",
+    "Seq2SeqILQLOutput",
 ]

@@ -204,7 +204,7 @@ def ilql_loss_from_states(
         heads ([`ILQLHeads`]): The heads.
         lm_head ([`~models.lm_head.LMHead`]):
             `lm_head(rows, evaluate)` calls `evaluate(z, weight, bias, None, softcap=...)` with the projection of the
-            language model; `lm_head.weight` is what `"tied"` heads project with.
+            language model, whose weight it lends to `"tied"` heads.
         batch ([`ILQLBatch`] or [`ILQLSeq2SeqBatch`]): As in [`ilql_loss`].
         next_hidden_state (`torch.Tensor` of shape `(B, d)`, *optional*):
             Last hidden states of `batch.next_input_ids`.
@@ -248,7 +248,7 @@ def ilql_loss_from_states(
 
     taken = partial(candidate_values, candidates=actions.unsqueeze(1))
     with torch.no_grad():
-        target_q = [head(rows, lm_head.weight, taken).squeeze(1).to(y.dtype) for head in heads.target_q]
+        target_q = [head.on_language_model(rows, lm_head, taken).squeeze(1).to(y.dtype) for head in heads.target_q]
         q_hat = clamp(heads.reduce(target_q), value_min, value_max)
     advantage = q_hat - v
     expectile = torch.where(advantage.detach() >= 0, tau, 1 - tau)
@@ -267,11 +267,11 @@ def ilql_loss_from_states(
     loss_q_cql, q, cql = torch.zeros_like(loss_v), [], torch.zeros_like(count)
     for head in heads.q:
         if cql_scale == 0:
-            q_a = head(rows, lm_head.weight, taken).squeeze(1).to(y.dtype)
+            q_a = head.on_language_model(rows, lm_head, taken).squeeze(1).to(y.dtype)
             head_loss = q_row_loss(q_a, q_a, y, share).sum()
         else:
             evaluate = partial(vocabulary_loss, actions=actions, row_loss=q_row_loss, row_inputs=(y, share))
-            head_loss, q_a, lse = head(rows, lm_head.weight, evaluate)
+            head_loss, q_a, lse = head.on_language_model(rows, lm_head, evaluate)
             cql = cql + (w * (lse - q_a)).sum()
         loss_q_cql = loss_q_cql + head_loss
         q.append(q_a.detach())

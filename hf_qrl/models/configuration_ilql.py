@@ -151,4 +151,38 @@ class ILQLCausalLMConfig(ILQLConfigBase):
     model_type = "hf_qrl_ilql_causal_lm"
 
 
-__all__ = ["ILQLCausalLMConfig"]
+@strict
+class ILQLSeq2SeqLMConfig(ILQLConfigBase):
+    r"""
+    Configuration of an [`ILQLForSeq2SeqLM`]: that of the encoder-decoder model and of the heads on its decoder.
+
+    Args:
+        text_config (`PreTrainedConfig` or `dict`):
+            Configuration of the encoder-decoder model under the heads.
+        kwargs:
+            The fields of [`ILQLCausalLMConfig`].
+
+    Example:
+
+    ```python
+    >>> from transformers import T5Config
+    >>> from hf_qrl import ILQLForSeq2SeqLM, ILQLSeq2SeqLMConfig
+
+    >>> text_config = T5Config(d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    >>> model = ILQLForSeq2SeqLM(ILQLSeq2SeqLMConfig(text_config=text_config, head_type="linear"))
+    ```
+    """
+
+    model_type = "hf_qrl_ilql_seq2seq_lm"
+    sub_configs_defaults = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="t5")}
+
+    is_encoder_decoder: bool = True
+    decoder_start_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any):
+        super().__post_init__(**kwargs)
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = getattr(self.text_config, "decoder_start_token_id", None)
+
+
+__all__ = ["ILQLCausalLMConfig", "ILQLSeq2SeqLMConfig"]

@@ -8,16 +8,25 @@ offset is one number per state. The kinds differ in what stem, `W` and offset ar
 | kind    | stem              | W                                   | offset                       |
 |---------|-------------------|-------------------------------------|------------------------------|
 | mlp     | d -> 2d, ReLU     | own                                 | none                         |
-| linear  | identity          | own                                 | none                         |
+| linear  | identity          | own                                 | learned, linear in h         |
 | tied    | d -> d            | the output embedding, detached      | learned, linear in h         |
 | dueling | d -> 2d, SiLU     | own (the advantages A)              | V(z) - mean of A over tokens |
+
+`b` is there only above a nonlinear stem: a policy whose Q is linear in h folds into the language model, and most
+language models have no bias per token to take it up. An offset drops out of the softmax.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+
+from .sharding import full_tensor, gathered
+
+
+NONLINEAR_STEMS = ("relu", "silu")
 
 
 class HeadLinear(nn.Linear):
@@ -36,13 +45,13 @@ class BufferLinear(nn.Module):
     """
 
     weight: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
 
-    def __init__(self, in_features: int, out_features: int):
+    def __init__(self, in_features: int, out_features: int, bias: bool = True):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.register_buffer("weight", torch.zeros(out_features, in_features))
-        self.register_buffer("bias", torch.zeros(out_features))
+        self.register_buffer("bias", torch.zeros(out_features) if bias else None)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(input.to(self.weight.dtype), self.weight, self.bias)
@@ -53,7 +62,7 @@ def build_stem(kind: str, hidden_size: int, expansion: int, linear: type[nn.Modu
     if kind == "identity":
         return nn.Identity(), hidden_size
     if kind == "linear":
-        return linear(hidden_size, hidden_size), hidden_size
+        return linear(hidden_size, hidden_size, bias=False), hidden_size
     width = expansion * hidden_size
     activation = {"relu": nn.ReLU, "silu": nn.SiLU}[kind]()
     return nn.Sequential(linear(hidden_size, width), activation), width
@@ -82,23 +91,24 @@ class QHead(nn.Module):
 
     def __init__(self, kind: str, stem: str, hidden_size: int, vocab_size: int, expansion: int, target: bool = False):
         super().__init__()
-        self.kind = kind
+        self.kind, self.target = kind, target
         linear = BufferLinear if target else HeadLinear
         self.stem, width = build_stem(stem, hidden_size, expansion, linear)
-        # The target of a dueling head is kept folded: V + A - mean A is one linear map of z.
+        has_bias = stem in NONLINEAR_STEMS
+        # A target keeps V - mean A of a dueling head as one linear map of z.
         self.offset = None
-        if kind == "tied":
-            self.offset = linear(hidden_size, 1)
-        elif kind == "dueling" and not target:
+        if kind == "dueling":
             self.offset = linear(width, 1)
+        elif not has_bias:
+            self.offset = linear(hidden_size, 1)
         if kind == "tied":
             self.weight, self.bias = None, None
         elif target:
             self.register_buffer("weight", torch.zeros(vocab_size, width))
-            self.register_buffer("bias", torch.zeros(vocab_size))
+            self.register_buffer("bias", torch.zeros(vocab_size) if has_bias else None)
         else:
             self.weight = nn.Parameter(torch.empty(vocab_size, width))
-            self.bias = nn.Parameter(torch.empty(vocab_size))
+            self.bias = nn.Parameter(torch.empty(vocab_size)) if has_bias else None
 
     def forward(
         self,
@@ -122,18 +132,22 @@ class QHead(nn.Module):
         # Values stay in float32 under mixed precision: targets move by less than bfloat16 resolves.
         with torch.autocast(hidden_states.device.type, enabled=False):
             z = self.stem(hidden_states)
+            weight, bias, offset = self.weight, self.bias, None
             if self.kind == "tied":
-                weight, bias = lm_weight.detach(), None
-                z = z.to(weight.dtype)
-                offset = self.offset(hidden_states).squeeze(-1)
-            else:
-                weight, bias = self.weight, self.bias
-                z = z.to(weight.dtype)
-                offset = None
-                if self.offset is not None:
-                    # The gradient of a sum over rows is a view of one row; that of `mean` is a second (V, width).
-                    offset = self.offset(z).squeeze(-1) - z @ (weight.sum(0) / len(weight)) - bias.mean()
+                weight = lm_weight.detach()
+            z = z.to(weight.dtype)
+            if self.offset is not None:
+                offset = self.offset(z if self.kind == "dueling" else hidden_states).squeeze(-1)
+            if self.kind == "dueling" and not self.target:
+                # The gradient of a sum over rows is a view of one row; that of `mean` is a second (V, width).
+                offset = offset - z @ (weight.sum(0) / len(weight)) - (0.0 if bias is None else bias.mean())
             return (evaluate or all_values)(z, weight, bias, offset)
+
+    def on_language_model(self, rows: torch.Tensor, lm_head: Any, evaluate: Callable[..., Any] | None = None) -> Any:
+        """`forward`, with the output embedding lent by the [`LMHead`] that owns it where the head projects with it."""
+        if self.kind != "tied":
+            return self(rows, None, evaluate)
+        return lm_head.lend(rows, partial(self, evaluate=evaluate))
 
     @torch.no_grad()
     def reset(self, init: str) -> None:
@@ -143,6 +157,7 @@ class QHead(nn.Module):
                 module.reset_parameters()
         if self.weight is not None:
             nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+        if self.bias is not None:
             bound = self.weight.shape[1] ** -0.5
             nn.init.uniform_(self.bias, -bound, bound)
         if init == "zero":
@@ -151,12 +166,12 @@ class QHead(nn.Module):
 
     def _last_layer(self) -> list[torch.Tensor]:
         """What has to be zero for Q to be one constant."""
-        tensors = [] if self.weight is None else [self.weight, self.bias]
+        tensors = [self.weight, self.bias]
         if self.offset is not None:
             tensors += [self.offset.weight, self.offset.bias]
         if self.kind == "tied" and isinstance(self.stem, HeadLinear):
-            tensors += [self.stem.weight, self.stem.bias]
-        return tensors
+            tensors.append(self.stem.weight)
+        return [tensor for tensor in tensors if tensor is not None]
 
     def is_constant(self) -> bool:
         """Whether the last layer is zero, that is, `"zero"` initialisation and no training since."""
@@ -172,31 +187,31 @@ class QHead(nn.Module):
         """Grows or shrinks the vocabulary; a new token starts as the mean of the old ones."""
         if self.kind == "tied" or vocab_size == self.weight.shape[0]:
             return
-        new = max(0, vocab_size - self.weight.shape[0])
-        weight = torch.cat([self.weight[:vocab_size], self.weight.mean(0, keepdim=True).expand(new, -1)])
-        bias = torch.cat([self.bias[:vocab_size], self.bias.mean().expand(new)])
-        if self.offset is not None:
-            # The state value takes up what the mean of the advantages loses, so that no Q-value changes.
-            self.offset.weight += weight.mean(0) - self.weight.mean(0)
-            self.offset.bias += bias.mean() - self.bias.mean()
-        is_parameter = isinstance(self.weight, nn.Parameter)
-        self.weight = nn.Parameter(weight, self.weight.requires_grad) if is_parameter else weight
-        self.bias = nn.Parameter(bias, self.bias.requires_grad) if is_parameter else bias
+        for name in ("weight", "bias"):
+            old = getattr(self, name)
+            if old is None:
+                continue
+            mean = old.mean(0, keepdim=True)
+            new = torch.cat([old[:vocab_size], mean.expand(max(0, vocab_size - len(old)), *old.shape[1:])])
+            if self.kind == "dueling" and not self.target:
+                # The state value takes up what the mean of the advantages loses, so that no Q-value changes.
+                getattr(self.offset, name).add_(new.mean(0) - mean[0])
+            setattr(self, name, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
 
     @torch.no_grad()
     def update_target(self, target: "QHead", alpha: float) -> None:
-        """Polyak step, `target <- (1 - alpha) target + alpha self`, on every tensor of the target (all float32)."""
-        pairs = list(zip(target.stem.buffers(), self.stem.parameters(), strict=True))
-        if self.kind == "tied":
-            pairs += [(target.offset.weight, self.offset.weight), (target.offset.bias, self.offset.bias)]
-        else:
-            pairs += [(target.weight, self.weight), (target.bias, self.bias)]
-        for moving, online in pairs:
-            moving.lerp_(online.to(moving.dtype), alpha)
+        """
+        Polyak step, `target <- (1 - alpha) target + alpha self`, on every tensor of the target (all float32). A
+        sharded online head is gathered for it.
+        """
+        online = {name: full_tensor(parameter) for name, parameter in self.named_parameters()}
+        for name, moving in target.named_buffers():
+            moving.lerp_(online[name].to(moving.dtype), alpha)
         if self.kind == "dueling":
-            # Folding is linear, so the moving average of the folded head is the folded moving average.
-            target.weight.add_(self.offset.weight[0] - self.weight.mean(0), alpha=alpha)
-            target.bias.add_(self.offset.bias[0] - self.bias.mean(), alpha=alpha)
+            # Means are linear, so the moving average of V - mean A is that of V minus that of the mean of A.
+            for name in ("weight", "bias"):
+                if name in online:
+                    getattr(target.offset, name).sub_(online[name].mean(0), alpha=alpha)
 
 
 class ValueHead(nn.Module):
@@ -278,26 +293,32 @@ class ILQLHeads(nn.Module):
         stacked = torch.stack(tuple(qs))
         return stacked.mean(0) if self.q_reduction == "mean" else stacked.amin(0)
 
+    # What follows writes or reads whole heads. Where they are partitioned over processes, all must call it.
+
     def reset(self, init: str) -> None:
         """Initialises the online heads and copies them into the targets."""
-        for head in (*self.q, self.v):
-            head.reset(init)
+        with gathered(self.parameters(), modify=True):
+            for head in (*self.q, self.v):
+                head.reset(init)
         self.update_targets(1.0)
 
     def is_constant(self) -> bool:
         """Whether every Q-head still is as `"zero"` initialisation left it."""
-        return all(head.is_constant() for head in self.q)
+        with gathered(self.parameters()):
+            return all(head.is_constant() for head in self.q)
 
     def set_constant(self, value: float) -> None:
         """Start value of every head with a last layer of zeros; the targets follow."""
-        for head in (*self.q, self.v):
-            head.set_constant(value)
+        with gathered(self.parameters(), modify=True):
+            for head in (*self.q, self.v):
+                head.set_constant(value)
         self.update_targets(1.0)
 
     def update_targets(self, alpha: float) -> None:
         """Moves the targets a fraction `alpha` of the way to the online heads; `alpha=1` copies."""
         for head, target in zip(self.q, self.target_q, strict=True):
-            head.update_target(target, alpha)
+            with gathered(head.parameters()):
+                head.update_target(target, alpha)
 
 
 def gather_states(hidden_states: torch.Tensor, ixs: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,23 +16,42 @@ class LMHead:
     """
     The projection of a language model onto its vocabulary, as the losses use it: in chunks, on chosen rows.
 
-    Besides the linear layer, two things lie between a hidden state and a logit in some models: a scale (Cohere,
-    Granite) and a soft cap (Gemma).
+    Besides the linear layer, three things lie between a hidden state and a logit in some models: a scale (Cohere,
+    Granite), a soft cap (Gemma), and a bias beside the layer (BART).
     """
 
     def __init__(self, base: PreTrainedModel):
         self.module = base.get_output_embeddings()
+        self.extra_bias = dict(base.named_buffers(recurse=False)).get("final_logits_bias")
         config = base.config.get_text_config()
         self.softcap = getattr(config, "final_logit_softcapping", None)
         self.scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
 
-    @property
-    def weight(self) -> torch.Tensor:
-        return self.module.weight
+    def lend(self, rows: torch.Tensor, function: Callable[[torch.Tensor, torch.Tensor], Any]) -> Any:
+        """
+        `function(rows, weight)` in the place of the layer's own forward: what DDP, FSDP and DeepSpeed do around a
+        forward, such as gathering the weight, they do around this.
+        """
+        module = self.module
+        own = vars(module).get("forward")
+        module.forward = lambda rows: function(rows, module.weight)
+        try:
+            return module(rows)
+        finally:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
 
     def __call__(self, rows: torch.Tensor, evaluate: Callable[..., Any]) -> Any:
         """`evaluate(z, weight, bias, None, softcap=...)` with `z (N, d)` scaled such that logits are `W z + b`."""
-        weight, bias = self.module.weight, self.module.bias
+        return self.lend(rows, partial(self._project, evaluate=evaluate))
+
+    def _project(self, rows: torch.Tensor, weight: torch.Tensor, evaluate: Callable[..., Any]) -> Any:
+        bias = self.module.bias
+        if self.extra_bias is not None:
+            extra = self.extra_bias.reshape(-1).to(weight.dtype)
+            bias = extra if bias is None else bias + extra
         if torch.is_autocast_enabled(rows.device.type):
             # The largest product of a step runs in the precision that the linear layer itself would run in.
             dtype = torch.get_autocast_dtype(rows.device.type)
@@ -43,19 +63,23 @@ class LMHead:
 
 
 @contextmanager
-def capture_input(module: nn.Module) -> Iterator[list[torch.Tensor]]:
+def capture_input(module: nn.Module, project: bool = True) -> Iterator[list[torch.Tensor]]:
     """
     Collects the inputs of a module: the hidden states as the LM head sees them, whatever the architecture. Calls of
     other threads, which may run the same model, are none of its business.
+
+    With `project=False` the module itself gets no positions to project: `(B, 0, d)` in the place of `(B, n, d)`.
     """
     captured: list[torch.Tensor] = []
     thread = threading.get_ident()
 
-    def hook(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if threading.get_ident() == thread:
-            captured.append(args[0])
+    def hook(_module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        if threading.get_ident() != thread:
+            return None
+        captured.append(args[0])
+        return None if project else (args[0][:, :0].detach(), *args[1:])
 
-    handle = module.register_forward_pre_hook(hook)
+    handle = module.register_forward_pre_hook(hook, prepend=True)
     try:
         yield captured
     finally:

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
-"""A table of what the policy says, with what it thinks of it."""
+"""A check before training, and a table of what the policy says during it."""
 
 from functools import partial
 from typing import Any
@@ -10,6 +10,53 @@ from rich.table import Table
 from transformers import TrainerCallback
 
 from ..models.heads import candidate_values
+from ..models.lm_head import LMHead
+
+
+class LMHeadCheckCallback(TrainerCallback):
+    """
+    Compares, before the first step, the logits that the loss computes in chunks with those of the model itself. They
+    differ if the model does something between its last hidden state and its logits that hf_qrl does not know.
+
+    Args:
+        trainer ([`ILQLTrainer`]): The trainer.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    @torch.no_grad()
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        # Through the wrapped model, as in training: only there are the weights of every layout of processes whole.
+        model, bare = trainer.model_wrapped, trainer.bare_model
+        row = trainer.data_collator([next(iter(trainer.train_dataset))])
+        names = ("input_ids", "attention_mask", "decoder_input_ids")
+        inputs = trainer._prepare_inputs({name: row[name][:, :16] for name in names if name in row})
+        training = model.training
+        model.eval()
+        logits = model(**inputs, beta=0.0).logits.float()
+        computed = model(**inputs, loss_fn=dense_logits).loss
+        model.train(training)
+        kept = logits > -torch.inf  # of the support of the policy
+        difference = (computed - logits)[kept].abs().max().item()
+        scale = max(1.0, logits[kept].abs().max().item())
+        if difference > (1e-3 if bare.dtype == torch.float32 and not trainer.accelerator.native_amp else 5e-2) * scale:
+            raise ValueError(
+                f"The logits of {type(bare.base).__name__} are not the projection of its last hidden state (they "
+                f"differ by {difference:.3g}). Training would optimise something else than what the model decodes; "
+                "this architecture is not supported."
+            )
+
+
+def dense_logits(hidden_states: torch.Tensor, heads: Any, lm_head: LMHead, next_state: Any) -> torch.Tensor:
+    """The logits `(B, n, V)` as the losses see them."""
+
+    def evaluate(z, weight, bias, offset, softcap):
+        values = torch.nn.functional.linear(z, weight, bias).float()
+        return values if softcap is None else softcap * torch.tanh(values / softcap)
+
+    return lm_head(hidden_states, evaluate)
 
 
 class SampleTableCallback(TrainerCallback):
@@ -42,7 +89,7 @@ class SampleTableCallback(TrainerCallback):
     def sample(self) -> list[tuple[str, str, float, float]]:
         """`(prompt, completion, V, mean Q)` for each prompt; leaves the state of the random generators as it was."""
         trainer = self.trainer
-        model = trainer.accelerator.unwrap_model(trainer.model)
+        model = trainer.bare_model
         tokenizer = trainer._tokenizer  # of a processor too
         dataset = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
         if isinstance(dataset, dict):
@@ -71,12 +118,16 @@ class SampleTableCallback(TrainerCallback):
     @staticmethod
     def score(model: Any, tokens: torch.Tensor, prompt_length: int) -> tuple[float, float]:
         """V before the first sampled token and the mean target Q of the sampled tokens of `tokens (1, n)`."""
-        states = model.base.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, prompt_length - 1 : -1]
-        taken = partial(candidate_values, candidates=tokens[0, prompt_length:, None])
-        lm_weight = model.get_output_embeddings().weight
-        q = model.heads.reduce([head(states, lm_weight, taken) for head in model.heads.target_q])
+
+        def values(hidden_states, heads, lm_head, next_state):
+            states = hidden_states[:, prompt_length - 1 : -1]
+            taken = partial(candidate_values, candidates=tokens[:, prompt_length:, None])
+            q = heads.reduce([head.on_language_model(states, lm_head, taken) for head in heads.target_q])
+            return torch.stack([heads.v(states[0, 0]), q.mean()])
+
+        value, q = model(input_ids=tokens, loss_fn=values).loss.tolist()
         mean, std = model.config.reward_mean, model.config.reward_std
-        return model.heads.v(states[:1]).item() * std + mean, q.float().mean().item() * std + mean
+        return value * std + mean, q * std + mean
 
 
-__all__ = ["SampleTableCallback"]
+__all__ = ["LMHeadCheckCallback", "SampleTableCallback"]

@@ -35,7 +35,7 @@ from ..data import (
 from ..data.formats import column_names, detect_format
 from ..losses.ilql import check_options, ilql_loss_from_states, metrics_from_sums
 from ..models import ILQLForCausalLM
-from .callbacks import SampleTableCallback
+from .callbacks import LMHeadCheckCallback, SampleTableCallback
 from .checkpoints import is_complete, last_complete_checkpoint, mark_incomplete
 from .ilql_config import ILQLConfig
 from .inputs import check_dataset_type, freeze_and_check, load_model, load_tokenizer
@@ -213,6 +213,8 @@ class ILQLTrainer(Trainer):
         # Monte-Carlo regression has no bootstrap for a target network to stabilise.
         alpha = 1.0 if args.target == "mc" else args.alpha
         self.add_callback(TargetUpdateCallback(self, alpha, args.steps_for_target_q_sync))
+        if args.awac_scale > 0:
+            self.add_callback(LMHeadCheckCallback(self))
         if args.log_completions:
             if tokenizer is None:
                 raise ValueError("`log_completions` needs a `processing_class` to decode completions with.")
@@ -222,6 +224,11 @@ class ILQLTrainer(Trainer):
                 )
             )
         self.model.add_model_tags(self._tag_names)
+
+    @property
+    def bare_model(self) -> ILQLForCausalLM:
+        """The model with its heads, without what wraps it for several processes."""
+        return self.accelerator.unwrap_model(self.model)
 
     # -------------------------------------------------------------------------------------------------------- data
 
@@ -240,8 +247,6 @@ class ILQLTrainer(Trainer):
         self.value_min, self.value_max = args.value_min, args.value_max
         if dataset is None:
             return
-        if args.awac_scale > 0:
-            model.check_lm_head(torch.tensor([next(iter(dataset))["input_ids"][:16]], device=model.device))
         if isinstance(dataset, IterableDataset):
             if args.target == "mc":
                 raise ValueError(
@@ -443,9 +448,14 @@ class ILQLTrainer(Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied weight is saved once, under its other name.
-        tied = self.accelerator.unwrap_model(self.model).all_tied_weights_keys
+        tied = self.bare_model.all_tied_weights_keys
         load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
         super()._issue_warnings_after_load(load_result)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        # What is pushed while training goes on is `args.output_dir`, where no card has been written yet.
+        self.create_model_card()
+        super()._push_from_checkpoint(checkpoint_folder)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
@@ -457,22 +467,27 @@ class ILQLTrainer(Trainer):
         dataset_name: str | list[str] | None = None,
         tags: str | list[str] | None = None,
         output_dir: str | None = None,
-        **kwargs: Any,
+        license: str | None = None,
+        language: str | list[str] | None = None,
     ) -> None:
         """
-        Writes `README.md` from the template of `model_cards/`.
+        Writes `README.md` from the template of `model_cards/`. `push_to_hub` hands its further arguments on to it.
 
         Args:
             model_name (`str`, *optional*): Name of the model; that of the output directory if not given.
             dataset_name (`str` or `list[str]`, *optional*): Names of the training data.
             tags (`str` or `list[str]`, *optional*): Further tags.
             output_dir (`str`, *optional*): Where to write; `args.output_dir` if not given.
+            license (`str`, *optional*): License of the model, as the Hub abbreviates it.
+            language (`str` or `list[str]`, *optional*): Languages of the model, by their codes.
         """
         if not self.is_world_process_zero():
             return
         directory = Path(output_dir or self.args.output_dir)
         directory.mkdir(parents=True, exist_ok=True)
-        card = model_card(self, model_name=model_name, dataset_name=dataset_name, tags=tags)
+        card = model_card(
+            self, model_name=model_name, dataset_name=dataset_name, tags=tags, license=license, language=language
+        )
         (directory / "README.md").write_text(card, encoding="utf-8")
 
 

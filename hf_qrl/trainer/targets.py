@@ -22,7 +22,7 @@ class TargetUpdateCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every == 0 and not self.trainer.accelerator.optimizer_step_was_skipped:
-            self.trainer.accelerator.unwrap_model(self.trainer.model).heads.update_targets(self.alpha)
+            self.trainer.bare_model.heads.update_targets(self.alpha)
 
 
 __all__ = ["TargetUpdateCallback"]

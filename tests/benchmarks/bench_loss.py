@@ -82,13 +82,15 @@ def make_heads(kind: str, width: int, vocab: int) -> ILQLHeads:
 
 def dense_q(head: QHead, h: torch.Tensor, lm_weight: torch.Tensor) -> torch.Tensor:
     if head.kind == "linear":
-        return F.linear(h, head.weight, head.bias)
+        return F.linear(h, head.weight) + head.offset(h)
     if head.kind == "tied":
         return F.linear(head.stem(h), lm_weight.detach()) + head.offset(h)
     z = head.stem(h)
     q = F.linear(z, head.weight, head.bias)
-    if head.kind == "mlp" or head.offset is None:  # the target of a dueling head is kept folded into one projection
+    if head.kind == "mlp":
         return q
+    if head.target:  # the target of a dueling head keeps V - mean A as one linear map
+        return head.offset(z) + q
     return head.offset(z) + q - q.mean(-1, keepdim=True)
 
 
@@ -102,12 +104,12 @@ def dense_loss(hidden: torch.Tensor, heads: ILQLHeads, lm_head: LMHead, batch: I
     mask, alive = batch.dones[:, :-1].float(), batch.dones[:, 1:].float()
     n = mask.sum()
 
-    qs = [dense_q(head, h, lm_head.weight) for head in heads.q]
+    qs = [dense_q(head, h, lm_head.module.weight) for head in heads.q]
     with torch.no_grad():
-        target_qs = [dense_q(head, h, lm_head.weight) for head in heads.target_q]
+        target_qs = [dense_q(head, h, lm_head.module.weight) for head in heads.target_q]
     values = heads.v(states)
     # As a language model returns them, on every position, of which the actions are picked out.
-    logits = F.linear(hidden, lm_head.weight)
+    logits = F.linear(hidden, lm_head.module.weight)
     logits = logits.gather(1, batch.actions_ixs.unsqueeze(2).expand(-1, -1, logits.shape[2]))
 
     def taken(x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +138,7 @@ LOSSES = {"dense": dense_loss, "chunked": chunked_loss}
 
 
 def leaves_of(hidden: torch.Tensor, heads: ILQLHeads, lm_head: LMHead) -> dict[str, torch.Tensor]:
-    return {"hidden_states": hidden, "lm_head": lm_head.weight, **dict(heads.named_parameters())}
+    return {"hidden_states": hidden, "lm_head": lm_head.module.weight, **dict(heads.named_parameters())}
 
 
 def clear(leaves: dict[str, torch.Tensor]) -> None:

@@ -115,6 +115,9 @@ def make_lm_head():
         module = nn.Linear(hidden_size, vocab_size, bias=bias).double()
         config = SimpleNamespace(final_logit_softcapping=softcap, logit_scale=scale)
         config.get_text_config = lambda: config
-        return LMHead(SimpleNamespace(get_output_embeddings=lambda: module, config=config))
+        base = SimpleNamespace(
+            get_output_embeddings=lambda: module, config=config, named_buffers=lambda recurse: iter(())
+        )
+        return LMHead(base)
 
     return make

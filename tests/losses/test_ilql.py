@@ -142,8 +142,8 @@ def both_losses(heads, lm_head, batch, num_items=None, next_rows=False, **option
 
     def dense():
         action_states = gather_states(hidden, batch.actions_ixs)
-        value, qs, target_qs = heads(action_states, gather_states(hidden, batch.states_ixs), lm_head.weight)
-        logits = torch.nn.functional.linear(hidden * lm_head.scale, lm_head.weight, lm_head.module.bias)
+        value, qs, target_qs = heads(action_states, gather_states(hidden, batch.states_ixs), lm_head.module.weight)
+        logits = torch.nn.functional.linear(hidden * lm_head.scale, lm_head.module.weight, lm_head.module.bias)
         if lm_head.softcap is not None:
             logits = lm_head.softcap * torch.tanh(logits / lm_head.softcap)
         next_value = heads.v(next_hidden) if next_rows else None

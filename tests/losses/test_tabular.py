@@ -333,7 +333,7 @@ def test_two_tokens_per_action_discounted_by_utterance():
     # More episodes and steps than above: the first half of an action leads to a state of its own, so there are three
     # times as many states to learn, with fewer data each, and values travel half an action per backup.
     episodes, tau = make_episodes(120, tokens_per_action=2), 0.7
-    model = train(make_batch(episodes, 2), steps=450, tau=tau, discount_on="utterance")
+    model = train(make_batch(episodes, 2), steps=800, tau=tau, discount_on="utterance")
     assert error(model, fixed_point(transitions(episodes, "utterance"), tau)) < TOLERANCE
     assert error(model, fixed_point(transitions(episodes, "token"), tau)) > 10 * TOLERANCE
     for mistake in ({"truncated_as": False}, {"terminal_as": True}):

@@ -21,6 +21,7 @@ COMBINATIONS = [
     ("tied", "identity"),
     ("dueling", "silu"),
     ("dueling", "identity"),
+    ("dueling", "linear"),
 ]
 D, V = 6, 11
 
@@ -54,17 +55,24 @@ def naive_q_values(head: QHead, h: torch.Tensor, stem: str, lm_weight: torch.Ten
     prefix = "stem." if stem == "linear" else "stem.0."
     z = h
     if stem != "identity":
-        z = weights[prefix + "weight"] @ h + weights[prefix + "bias"]
+        z = weights[prefix + "weight"] @ h
+    if stem in ("relu", "silu"):
+        z = z + weights[prefix + "bias"]
     if stem == "relu":
         z = torch.where(z > 0, z, torch.zeros_like(z))
     elif stem == "silu":
         z = z / (1 + torch.exp(-z))
     if head.kind == "tied":
         return torch.stack([row @ z for row in lm_weight]) + weights["offset.weight"][0] @ h + weights["offset.bias"]
-    values = weights["weight"] @ z + weights["bias"]
-    if head.kind == "dueling" and "offset.weight" in weights:
-        return weights["offset.weight"][0] @ z + weights["offset.bias"] + values - values.sum() / V
-    return values
+    values = weights["weight"] @ z
+    if stem in ("relu", "silu"):
+        values = values + weights["bias"]
+    if head.kind == "mlp":
+        return values
+    value = weights["offset.weight"][0] @ (z if head.kind == "dueling" else h) + weights["offset.bias"]
+    if head.kind == "dueling" and not head.target:
+        return value + values - values.sum() / V
+    return value + values
 
 
 class TestQHead:
@@ -148,9 +156,13 @@ class TestQHead:
             averages = {name: 0.7 * averages[name] + 0.3 * tensor for name, tensor in head.state_dict().items()}
         advantage, value = averages["weight"], averages["offset.weight"]
         weight = value.expand(V, -1) + advantage - advantage.sum(0, keepdim=True) / V
-        bias = averages["offset.bias"] + averages["bias"] - averages["bias"].sum() / V
-        torch.testing.assert_close(target.weight, weight, rtol=0, atol=1e-12)
-        torch.testing.assert_close(target.bias, bias, rtol=0, atol=1e-12)
+        torch.testing.assert_close(target.weight + target.offset.weight, weight, rtol=0, atol=1e-12)
+        if stem == "silu":
+            bias = averages["offset.bias"] + averages["bias"] - averages["bias"].sum() / V
+            torch.testing.assert_close(target.bias + target.offset.bias, bias, rtol=0, atol=1e-12)
+        else:
+            assert target.bias is None
+            torch.testing.assert_close(target.offset.bias, averages["offset.bias"], rtol=0, atol=1e-12)
         for name, tensor in target.stem.state_dict().items():
             torch.testing.assert_close(tensor, averages[f"stem.{name}"], rtol=0, atol=1e-12)
 
@@ -176,7 +188,7 @@ class TestQHead:
     def test_tied_head_holds_nothing_of_vocabulary_size(self):
         for vocab_size in (11, 100_000):
             head = QHead("tied", "linear", D, vocab_size, 2)
-            assert sum(tensor.numel() for tensor in head.state_dict().values()) == D * D + D + D + 1
+            assert sum(tensor.numel() for tensor in head.state_dict().values()) == D * D + D + 1
 
     def test_tied_head_sends_no_gradient_into_embedding(self, hidden_states, lm_weight):
         head = make_head("tied")
@@ -226,16 +238,17 @@ class TestQHead:
     def test_resize_keeps_values_of_old_tokens(self, kind, target, vocab_size, hidden_states):
         head = make_head(kind, target=target)
         before = head(hidden_states)
-        weight, bias = head.weight.detach().clone(), head.bias.detach().clone()
+        old = {name: tensor.clone() for name, tensor in head.state_dict().items() if name in ("weight", "bias")}
         names = set(dict(head.named_parameters())), set(dict(head.named_buffers()))
         head.resize(vocab_size)
         kept = min(V, vocab_size)
-        assert head.weight.shape[0] == head.bias.shape[0] == vocab_size
-        assert torch.equal(head.weight[:kept], weight[:kept])
-        assert torch.equal(head.bias[:kept], bias[:kept])
-        for row in range(kept, vocab_size):
-            torch.testing.assert_close(head.weight[row], weight.sum(0) / V, rtol=0, atol=1e-12)
-            torch.testing.assert_close(head.bias[row], bias.sum() / V, rtol=0, atol=1e-12)
+        assert set(old) == ({"weight"} if kind == "linear" else {"weight", "bias"})
+        for name, tensor in old.items():
+            new = getattr(head, name)
+            assert new.shape[0] == vocab_size
+            assert torch.equal(new[:kept], tensor[:kept])
+            for row in range(kept, vocab_size):
+                torch.testing.assert_close(new[row], tensor.sum(0) / V, rtol=0, atol=1e-12)
         assert (set(dict(head.named_parameters())), set(dict(head.named_buffers()))) == names
         q = head(hidden_states)
         assert q.shape == (3, 4, vocab_size)

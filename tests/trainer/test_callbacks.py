@@ -2,7 +2,9 @@
 import pytest
 import torch
 from datasets import Dataset
+from transformers import LlamaForCausalLM
 
+from hf_qrl import AutoModelForCausalLMWithILQLHeads
 from hf_qrl.trainer.callbacks import SampleTableCallback
 
 
@@ -89,3 +91,36 @@ class TestSampleTable:
     def test_without_tokenizer_raises(self, make_trainer):
         with pytest.raises(ValueError, match="`log_completions` needs a `processing_class`"):
             make_trainer(**TABLE)
+
+
+class ScaledLlamaForCausalLM(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 1.5
+        return output
+
+
+class CentredLlamaForCausalLM(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits - output.logits.mean(-1, keepdim=True)
+        return output
+
+
+class TestLMHeadCheck:
+    @pytest.mark.parametrize("broken", [ScaledLlamaForCausalLM, CentredLlamaForCausalLM])
+    def test_unknown_outputs_are_refused_before_the_first_step(self, make_base, make_trainer, state_of, broken):
+        model = AutoModelForCausalLMWithILQLHeads.from_pretrained(broken(make_base(initializer_range=0.3).config))
+        trainer = make_trainer(model)
+        before = state_of(trainer)
+        with pytest.raises(ValueError, match=f"logits of {broken.__name__} are not the projection"):
+            trainer.train()
+        assert trainer.state.global_step == 0
+        assert all(torch.equal(before[name], tensor) for name, tensor in state_of(trainer).items())
+
+    @pytest.mark.parametrize("head_arguments", [{}, {"head_type": "tied", "policy_top_k": 3}])
+    def test_known_outputs_pass(self, make_model, make_trainer, head_arguments):
+        trainer = make_trainer(make_model(**head_arguments))
+        trainer.train()
+        assert trainer.state.global_step == 2
+        assert trainer.model.training

@@ -90,9 +90,9 @@ class TestTargetUpdates:
 
     def test_skipped_optimizer_step_moves_nothing(self):
         updates = []
-        accelerator = SimpleNamespace(optimizer_step_was_skipped=True, unwrap_model=lambda model: model)
+        accelerator = SimpleNamespace(optimizer_step_was_skipped=True)
         model = SimpleNamespace(heads=SimpleNamespace(update_targets=updates.append))
-        callback = TargetUpdateCallback(SimpleNamespace(accelerator=accelerator, model=model), 0.5, 1)
+        callback = TargetUpdateCallback(SimpleNamespace(accelerator=accelerator, bare_model=model), 0.5, 1)
         callback.on_step_end(None, SimpleNamespace(global_step=1), None)
         assert updates == []
         accelerator.optimizer_step_was_skipped = False

@@ -1,0 +1,295 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""What causal and encoder-decoder models with ILQL heads have in common: all but the signature of `forward`."""
+
+import math
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import initialization as init
+
+from .configuration_ilql import ILQLConfigBase
+from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
+from .lm_head import LMHead, capture_input
+from .saving import move_checkpoint
+from .sharding import is_partitioned
+
+
+class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
+    """
+    A language model (`base`) and the heads of ILQL on the inputs of its LM head (`heads`).
+    """
+
+    # The Auto class of the language model, and what it is.
+    base_auto_class: ClassVar[Any]
+    kind: ClassVar[str]
+
+    base_model_prefix = "base"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _keep_in_fp32_modules_strict = {"heads"}
+    # The loss is a sum over actions divided by the number of actions of the whole optimizer step.
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: ILQLConfigBase, base: PreTrainedModel | None = None):
+        super().__init__(config)
+        config.validate_heads()
+        if base is None:
+            base = self.base_auto_class.from_config(config.text_config)
+        self.base = base
+        output: Any = base.get_output_embeddings()
+        if output is None:
+            raise ValueError(
+                f"{type(base).__name__} has no output embeddings to take the width of the heads from; ILQL heads need "
+                "a model with a language modelling head."
+            )
+        self.heads = ILQLHeads(
+            hidden_size=output.in_features,
+            vocab_size=output.out_features,
+            head_type=config.head_type,
+            head_stem=str(config.head_stem),
+            head_expansion=config.head_expansion,
+            num_q_heads=config.num_q_heads,
+            q_reduction=config.q_reduction,
+        )
+        self.post_init()
+        if not self.heads.v.projection.weight.is_meta:  # as it is where a checkpoint is about to be loaded
+            self.heads.reset(str(config.head_init))
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        # Reached for what a checkpoint lacks; the constructor initialises fresh heads itself (targets are copies of
+        # the online heads, which no leaf can know), and loading with missing heads is refused.
+        if isinstance(module, (HeadLinear, BufferLinear, QHead)):
+            for tensor in (module.weight, module.bias):
+                if tensor is not None:
+                    init.zeros_(tensor)
+
+    # ------------------------------------------------------------------------------------------------ construction
+
+    @classmethod
+    def from_base(cls, base: PreTrainedModel, **head_arguments: Any) -> Any:
+        """
+        Puts fresh heads on a live language model, which is used as it is (not copied).
+
+        Args:
+            base (`PreTrainedModel`): The language model.
+            head_arguments: Fields of the configuration ([`ILQLCausalLMConfig`]).
+        """
+        if not isinstance(base, PreTrainedModel):
+            raise ValueError(
+                f"ILQL heads go on a `PreTrainedModel`, got {type(base).__name__}. If it is an adapter: put the heads "
+                "on its base model and the adapter on the result (`peft_config=` of the trainer does it), or merge it "
+                "first (`merge_and_unload()`)."
+            )
+        if isinstance(base, ILQLPreTrainedModel):
+            raise ValueError("The model already has ILQL heads.")
+        if any(type(module).__module__.startswith("peft.") for module in base.modules()):
+            raise ValueError(
+                f"The {type(base).__name__} has adapters injected into it, which would not be found again after "
+                "saving. Put the heads on the bare model, and the adapter on the result (`peft_config=` of the "
+                "trainer)."
+            )
+        kinds = {False: ("causal", "CausalLM"), True: ("an encoder-decoder", "Seq2SeqLM")}
+        kind, suffix = kinds[bool(base.config.is_encoder_decoder)]
+        if kind != cls.kind:
+            raise ValueError(
+                f"{type(base).__name__} is {kind}, and {cls.__name__} takes models that are {cls.kind}. Use "
+                f"`AutoModelFor{suffix}WithILQLHeads`."
+            )
+        # The constructor initialises modules that are not marked as initialised, such as an embedding that was
+        # resized or replaced since loading.
+        for module in base.modules():
+            module._is_hf_initialized = True  # type: ignore[assignment]
+        config = cls.config_class(
+            text_config=base.config, dtype=base.dtype, name_or_path=base.name_or_path, **head_arguments
+        )
+        model = cls(config, base=base)
+        model.heads.to(device=base.device)
+        model.generation_config = base.generation_config
+        model.train(base.training)
+        return model
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.PreTrainedModel.from_pretrained`], for a checkpoint that has its heads.
+
+        Raises:
+            `ValueError`: if weights are missing from the checkpoint or have another shape, or if it has heads that are
+            not in the configuration.
+        """
+        return_info = kwargs.pop("output_loading_info", False)
+        ignore_mismatched_sizes = kwargs.pop("ignore_mismatched_sizes", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+        faults = {
+            "are missing": info["missing_keys"],
+            "have another shape": [
+                key for key, _, _ in info["mismatched_keys"] if key.startswith("heads.") or not ignore_mismatched_sizes
+            ],
+            "of heads are left over": [key for key in info["unexpected_keys"] if key.startswith("heads.")],
+        }
+        if any(faults.values()):
+            listing = "; ".join(
+                f"{len(keys)} weights {what} ({', '.join(sorted(keys)[:3])})" for what, keys in faults.items() if keys
+            )
+            raise ValueError(
+                f"The checkpoint {str(pretrained_model_name_or_path)!r} does not hold this {cls.__name__}: {listing}. "
+                "If it is a plain language model, use `AutoModelFor...WithILQLHeads.from_pretrained`, which puts "
+                "fresh heads on it; if it has other heads, load it with the configuration it was saved with."
+            )
+        return (model, info) if return_info else model
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        """
+        As [`~transformers.PreTrainedModel.save_pretrained`]. Files are written beside the old ones and moved over
+        them when complete, so that a kill leaves the checkpoint that was there.
+        """
+        if kwargs.get("state_dict") is None and any(map(is_partitioned, self.parameters())):
+            raise ValueError(
+                "The weights are partitioned over processes (DeepSpeed ZeRO-3), and this process would save its part "
+                "of them. Use `trainer.save_model(...)`, or pass the `state_dict` that `accelerator.get_state_dict` "
+                "gathers."
+            )
+        directory = Path(save_directory)
+        if directory.is_file() or kwargs.get("is_main_process", True) is False:
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        directory.mkdir(parents=True, exist_ok=True)
+        if kwargs.get("push_to_hub"):
+            kwargs.setdefault("repo_id", directory.name)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as staging:
+            super().save_pretrained(staging, *args, **kwargs)
+            move_checkpoint(Path(staging), directory, kwargs.get("variant"))
+
+    # -------------------------------------------------------------------------------------------------- embeddings
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.base.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> Any:
+        return self.base.get_output_embeddings()
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.base.set_output_embeddings(new_embeddings)
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """
+        Resizes the embeddings and the Q-heads; in each Q-head a new token starts as the mean of the old ones.
+        """
+        embeddings = self.base.resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        vocab_size = self.get_output_embeddings().out_features
+        for head in (*self.heads.q, *self.heads.target_q):
+            head.resize(vocab_size)
+        return embeddings
+
+    # ----------------------------------------------------------------------------------------------------- forward
+
+    def _refuse_labels(self, labels: Any) -> None:
+        if labels is not None:
+            raise ValueError(
+                "A model with ILQL heads takes no `labels`: train it with `ILQLTrainer`, or train the language model "
+                "alone through `model.base`."
+            )
+
+    def _run_base(
+        self, output_values: bool, beta: float | None, states_ixs: Any, actions_ixs: Any, **inputs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Runs the language model; returns its output, and `logits` of the policy or `logits` and values."""
+        with capture_input(self.get_output_embeddings()) as captured:
+            base_output = self.base(return_dict=True, **inputs)
+        hidden_states, logits = captured[0], base_output.logits
+        if not output_values:
+            return base_output, {"logits": self._policy_logits(logits, hidden_states, beta)}
+        states = hidden_states if states_ixs is None else gather_states(hidden_states, states_ixs)
+        value, qs, target_qs = LMHead(self.base).lend(
+            hidden_states if actions_ixs is None else gather_states(hidden_states, actions_ixs),
+            lambda action_states, lm_weight: self.heads(action_states, states, lm_weight),
+        )
+        return base_output, {"logits": logits, "value": value, "qs": qs, "target_qs": target_qs}
+
+    def _policy_logits(self, logits: torch.Tensor, hidden_states: torch.Tensor, beta: float | None) -> torch.Tensor:
+        """`logits + beta * (Q - V)` on the support of the policy, -inf elsewhere."""
+        beta = self.config.beta if beta is None else beta
+        top_k = self.config.policy_top_k
+        support = None
+        evaluate = None
+        if top_k is not None and top_k < logits.shape[-1]:
+            support = logits.topk(top_k, dim=-1).indices
+            evaluate = partial(candidate_values, candidates=support)
+        if beta != 0:
+            lm_head = LMHead(self.base)
+            qs = [head.on_language_model(hidden_states, lm_head, evaluate) for head in self.heads.target_q]
+            advantage = self.heads.reduce(qs) - self.heads.v(hidden_states).unsqueeze(-1)
+        if support is None:
+            return logits + beta * advantage if beta != 0 else logits
+        kept = logits.gather(-1, support)
+        if beta != 0:
+            kept = kept + beta * advantage
+        return torch.full_like(logits, -torch.inf, dtype=kept.dtype).scatter_(-1, support, kept)
+
+    def hidden_states(self, **inputs: Any) -> torch.Tensor:
+        """
+        The inputs of the LM head, `(B, n, d)`, without the cost of the logits. `inputs` are those of the language
+        model under the heads; rows are padded on the right.
+        """
+        with capture_input(self.get_output_embeddings(), project=False) as captured:
+            self.base(use_cache=False, return_dict=True, **inputs)
+        return captured[0]
+
+    def _loss(self, loss_fn: Callable[..., torch.Tensor], hidden_states: torch.Tensor, next_state: Any) -> Any:
+        return loss_fn(hidden_states, self.heads, LMHead(self.base), next_state)
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.GenerationMixin.generate`]; `beta=` overrides `config.beta` for this call."""
+        beta = kwargs.get("beta")
+        if beta is not None and not (isinstance(beta, (int, float)) and math.isfinite(beta)):
+            raise ValueError(f"`beta` must be a finite number, the same for all rows, got {beta!r}.")
+        if beta is not None and kwargs.get("guidance_scale") is not None:
+            raise ValueError("Guidance runs the model a second time without `beta`; set `model.config.beta` instead.")
+        if beta is not None and kwargs.get("assistant_model") is not None:
+            raise ValueError(
+                "Assisted decoding hands every argument to the draft model too, which has no `beta`; set "
+                "`model.config.beta` instead."
+            )
+        if self.config.policy_top_k is not None:
+            processors = kwargs.get("logits_processor") or []
+            kwargs["logits_processor"] = LogitsProcessorList([*processors, SupportCheck()])
+        return super().generate(*args, **kwargs)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.GenerationMixin.generate_batch`], with `config.beta`."""
+        if "beta" in kwargs:
+            raise ValueError("`generate_batch` would ignore `beta`; set `model.config.beta` instead.")
+        return super().generate_batch(*args, **kwargs)
+
+
+class SupportCheck(LogitsProcessor):
+    """Stops when other processors (bad words, a minimal length) have forbidden all that `policy_top_k` left."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor) -> torch.Tensor:
+        if not (scores > -torch.inf).any(-1).all():
+            raise ValueError(
+                "Every token in the support of the policy is forbidden by arguments of `generate` (`bad_words_ids`, "
+                "`min_new_tokens`, ...). Raise `model.config.policy_top_k`."
+            )
+        return scores
+
+
+__all__ = ["ILQLPreTrainedModel"]
