@@ -15,6 +15,7 @@ from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, 
 from transformers import initialization as init
 
 from .configuration_ilql import ILQLConfigBase
+from .folding import fold_policy
 from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
 from .lm_head import LMHead, capture_input
 from .saving import move_checkpoint
@@ -278,6 +279,14 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         if "beta" in kwargs:
             raise ValueError("`generate_batch` would ignore `beta`; set `model.config.beta` instead.")
         return super().generate_batch(*args, **kwargs)
+
+    def fold_policy(self, beta: float | None = None) -> Any:
+        """
+        The policy at `beta` (`config.beta` if not given) as a plain language model: a copy of `base` with other output
+        embeddings, which decodes the same with `transformers` alone, or in any server, at no extra cost. See
+        [`~models.folding.fold_policy`] for what folds.
+        """
+        return fold_policy(self, beta)
 
 
 class SupportCheck(LogitsProcessor):

@@ -21,6 +21,7 @@ from transformers.utils import ModelOutput
 
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
 from .modeling_base import ILQLPreTrainedModel
+from .trlx import from_trlx, read_trlx
 
 
 HEAD_ARGUMENTS = (
@@ -36,6 +37,8 @@ HEAD_ARGUMENTS = (
     "reward_mean",
     "reward_std",
 )
+# Which files of the Hub are meant, and how to get them.
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 @dataclass
@@ -346,7 +349,8 @@ class _AutoModelWithILQLHeads:
         Args:
             pretrained_model_name_or_path (`str` or `PreTrainedModel`):
                 A plain language model (fresh heads are put on it) or one saved with ILQL heads, by name or directory;
-                or a live language model.
+                one that trlX saved (its heads are kept, safetensors are written when it is saved again); or a live
+                language model.
             kwargs:
                 Fields of [`ILQLCausalLMConfig`] (`head_type`, `num_q_heads`, `beta`, ...), and whatever
                 [`~transformers.PreTrainedModel.from_pretrained`] takes.
@@ -356,16 +360,18 @@ class _AutoModelWithILQLHeads:
             if model_args or kwargs:
                 raise ValueError(f"A live model takes no loading arguments, got {sorted(kwargs)}.")
             return cls.model_class.from_base(pretrained_model_name_or_path, **head_arguments)
+        name, loading = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         config = kwargs.get("config")
         if config is None:
-            names = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "gguf_file")
-            loading = {name: kwargs[name] for name in (*names, "trust_remote_code") if name in kwargs}
-            config = AutoConfig.from_pretrained(pretrained_model_name_or_path, **loading)
+            more = {key: kwargs[key] for key in ("gguf_file", "trust_remote_code") if key in kwargs}
+            config = AutoConfig.from_pretrained(name, **loading, **more)
         if isinstance(config, cls.model_class.config_class):
-            return cls.model_class.from_pretrained(
-                pretrained_model_name_or_path, *model_args, **kwargs, **head_arguments
-            )
-        base = cls.model_class.base_auto_class.from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+            return cls.model_class.from_pretrained(name, *model_args, **kwargs, **head_arguments)
+        state_dict = None if "gguf_file" in kwargs else read_trlx(name, **loading)
+        if state_dict is not None:
+            rest = {key: argument for key, argument in kwargs.items() if key not in (*HUB_ARGUMENTS, "config")}
+            return from_trlx(cls.model_class, name, state_dict, config, head_arguments, loading, **rest)
+        base = cls.model_class.base_auto_class.from_pretrained(name, *model_args, **kwargs)
         return cls.model_class.from_base(base, **head_arguments)
 
     @classmethod
