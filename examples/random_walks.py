@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,14 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import HfArgumentParser, LlamaConfig, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    HfArgumentParser,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLTrainer
 
@@ -332,7 +340,9 @@ def train(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = AutoModelForCausalLMWithILQLHeads.from_config(config, head_type=arguments.head_type, beta=arguments.beta)
+    model = AutoModelForCausalLMWithILQLHeads.from_config(
+        config, head_type=arguments.head_type, q_reduction=arguments.q_reduction, beta=arguments.beta
+    )
     args = ILQLConfig(
         output_dir=str(output_dir),
         seed=seed,
@@ -353,19 +363,25 @@ def train(
     return trainer
 
 
-def walk(trainer: ILQLTrainer, graph: Graph, beta: float, samples: int, seed: int = 0) -> list[str]:
-    """Samples `samples` walks from every start."""
-    tokenizer = trainer.processing_class
-    inputs = tokenizer(make_prompts(graph) * samples, return_tensors="pt").to(trainer.model.device)
-    trainer.model.eval()
+def walk(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    graph: Graph,
+    samples: int,
+    seed: int = 0,
+    **kwargs: Any,
+) -> list[str]:
+    """Samples `samples` walks from every start; `kwargs` go to `generate`."""
+    inputs = tokenizer(make_prompts(graph) * samples, return_tensors="pt").to(model.device)
+    model.eval()
     torch.manual_seed(seed)
-    tokens = trainer.model.generate(
+    tokens = model.generate(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
         do_sample=True,
-        beta=beta,
         max_new_tokens=MAX_LENGTH - 1,
         pad_token_id=tokenizer.pad_token_id,
+        **kwargs,
     )
     return [text.split(END_OF_TEXT)[0] for text in tokenizer.batch_decode(tokens)]
 
@@ -384,6 +400,11 @@ class ScriptArguments:
     steps: int = field(default=400, metadata={"help": "Optimizer steps of each run."})
     beta: float = field(default=16.0, metadata={"help": "Weight of the advantage in the policy that acts."})
     head_type: str = field(default="mlp", metadata={"help": "Kind of the Q-heads: mlp, linear, tied or dueling."})
+    q_reduction: str = field(default="min", metadata={"help": "How the two target heads act: by min or mean."})
+    fold: bool = field(
+        default=False,
+        metadata={"help": "Also fold the policy into a plain Llama, save it in `folded` and measure it as loaded."},
+    )
     graph_seed: int = field(default=1000, metadata={"help": "Seed of the graph and the walks."})
     samples: int = field(default=32, metadata={"help": "Walks sampled from each start to measure a policy."})
     threads: int = field(default=1, metadata={"help": "CPU threads; more are slower for a model this small."})
@@ -396,15 +417,21 @@ def main(arguments: ScriptArguments) -> dict[str, Score]:
     rows = to_rows(walks, scores)
     print(f"{len(rows)} walks, {len(arguments.seeds)} runs of {arguments.steps} steps, {arguments.threads} thread(s)")
 
-    cloned, learned, per_seed = [], [], {}
+    cloned, learned, folded, per_seed = [], [], [], {}
     for run, seed in enumerate(arguments.seeds):
         trainer = train(seed, rows, arguments, arguments.output_dir)
-        cloned.extend(optimality(walk(trainer, graph, 0.0, arguments.samples), graph))
-        of_seed = optimality(walk(trainer, graph, arguments.beta, arguments.samples), graph)
+        model, tokenizer = trainer.model, trainer.processing_class
+        cloned.extend(optimality(walk(model, tokenizer, graph, arguments.samples, beta=0.0), graph))
+        of_seed = optimality(walk(model, tokenizer, graph, arguments.samples, beta=arguments.beta), graph)
         learned.extend(of_seed)
         per_seed[f"ILQL, seed {seed}"] = Score.of(of_seed)
         if run == 0:
             trainer.save_model()
+        if arguments.fold:
+            directory = arguments.output_dir / "folded"
+            model.fold_policy(arguments.beta).save_pretrained(directory)
+            plain = AutoModelForCausalLM.from_pretrained(directory)
+            folded.extend(optimality(walk(plain, tokenizer, graph, arguments.samples), graph))
 
     references = reference_scores(graph, walks, scores)
     optimum = references.pop("optimum")
@@ -413,6 +440,7 @@ def main(arguments: ScriptArguments) -> dict[str, Score]:
         "behaviour cloning (beta 0)": Score.of(cloned),
         f"ILQL (beta {arguments.beta:g})": Score.of(learned),
         **per_seed,
+        **({"folded into a plain Llama": Score.of(folded)} if folded else {}),
         "optimum": optimum,
     }
     print_table(results)

@@ -11,9 +11,12 @@ and the softmax does not see the number per state.
 
 import copy
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import ModelCard, ModelCardData
 from torch import nn
 
 from .heads import NONLINEAR_STEMS, ILQLHeads
@@ -97,4 +100,65 @@ def check_foldable(model: Any, lm_head: LMHead, beta: float) -> None:
         )
 
 
-__all__ = ["fold_policy"]
+CARD = """---
+{metadata}
+---
+
+# {title}
+
+The policy `softmax(logits + beta * (Q - V))` of {source} at `beta = {beta:g}`, folded into a plain {architecture}:
+the Q-heads are linear in the hidden state, so their part of the policy was added to the output embeddings. The values
+are not in this checkpoint, and `beta` is fixed.
+
+```python
+from transformers import {auto_class}, AutoTokenizer
+
+model = {auto_class}.from_pretrained("{title}")
+tokenizer = AutoTokenizer.from_pretrained("{title}")
+```
+
+Any server for {architecture} checkpoints serves it; sample at temperature 1 for the policy itself.
+"""
+
+
+def save_folded_policy(
+    model: Any, save_directory: str | os.PathLike, beta: float | None = None, processing_class: Any = None
+) -> Any:
+    """
+    Saves the folded policy with its generation configuration, a model card and a tokenizer.
+
+    Args:
+        model: The model with ILQL heads.
+        save_directory (`str`): Where to.
+        beta (`float`, *optional*): Weight of the advantage; `model.config.beta` if not given.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): Tokenizer to save beside it.
+
+    Returns:
+        The folded model.
+    """
+    folded = fold_policy(model, beta)
+    folded.save_pretrained(save_directory)
+    if processing_class is not None:
+        processing_class.save_pretrained(save_directory)
+    source = model.config._name_or_path
+    on_hub = bool(source) and not Path(source).exists()
+    task = "text2text-generation" if folded.config.is_encoder_decoder else "text-generation"
+    metadata = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task,
+        base_model=source if on_hub else None,
+        tags=["hf_qrl", "ilql"],
+    )
+    card = CARD.format(
+        metadata=metadata.to_yaml(),
+        title=Path(save_directory).resolve().name,
+        source=f"[{source}](https://huggingface.co/{source})" if on_hub else f"a {type(model).__name__}",
+        beta=model.config.beta if beta is None else beta,
+        architecture=type(folded).__name__,
+        auto_class="AutoModelForSeq2SeqLM" if folded.config.is_encoder_decoder else "AutoModelForCausalLM",
+    )
+    ModelCard(card).save(Path(save_directory) / "README.md")
+    return folded
+
+
+__all__ = ["fold_policy", "save_folded_policy"]

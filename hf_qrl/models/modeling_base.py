@@ -15,7 +15,7 @@ from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, 
 from transformers import initialization as init
 
 from .configuration_ilql import ILQLConfigBase
-from .folding import fold_policy
+from .folding import fold_policy, save_folded_policy
 from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
 from .lm_head import LMHead, capture_input
 from .saving import move_checkpoint
@@ -287,6 +287,12 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         [`~models.folding.fold_policy`] for what folds.
         """
         return fold_policy(self, beta)
+
+    def save_folded_policy(
+        self, save_directory: str | os.PathLike, beta: float | None = None, processing_class: Any = None
+    ) -> Any:
+        """Saves [`fold_policy`]'s model with its generation configuration, a card and a tokenizer; returns it."""
+        return save_folded_policy(self, save_directory, beta, processing_class)
 
 
 class SupportCheck(LogitsProcessor):
