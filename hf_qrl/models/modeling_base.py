@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from huggingface_hub import ModelCard
 from torch import nn
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers import initialization as init
@@ -19,7 +20,11 @@ from .folding import fold_policy, save_folded_policy
 from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
 from .lm_head import LMHead, capture_input
 from .saving import move_checkpoint
-from .sharding import is_partitioned
+from .sharding import gathered, is_partitioned
+
+
+# What `from_pretrained` leaves on a model that is quantised or spread over devices, for those who train it.
+PLACEMENT_ATTRIBUTES = {"is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_device_map"}
 
 
 class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
@@ -39,8 +44,12 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _keep_in_fp32_modules_strict = {"heads"}
+    # This one is what quantisation leaves alone.
+    _keep_in_fp32_modules = {"heads"}
     # The loss is a sum over actions divided by the number of actions of the whole optimizer step.
     accepts_loss_kwargs = True
+    # Whether the heads were put on a language model, whose name is the model's then.
+    made_from_base = False
 
     def __init__(self, config: ILQLConfigBase, base: PreTrainedModel | None = None):
         super().__init__(config)
@@ -64,6 +73,7 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
             q_reduction=config.q_reduction,
         )
         self.post_init()
+        self.add_model_tags(["hf_qrl", "ilql"])
         if not self.heads.v.projection.weight.is_meta:  # as it is where a checkpoint is about to be loaded
             self.heads.reset(str(config.head_init))
 
@@ -118,6 +128,9 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         model = cls(config, base=base)
         model.heads.to(device=base.device)
         model.generation_config = base.generation_config
+        model.made_from_base = True
+        for name in PLACEMENT_ATTRIBUTES & vars(base).keys():
+            setattr(model, name, getattr(base, name))
         model.train(base.training)
         return model
 
@@ -164,6 +177,9 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
                 "of them. Use `trainer.save_model(...)`, or pass the `state_dict` that `accelerator.get_state_dict` "
                 "gathers."
             )
+        if not self.is_remote_code():
+            # That of a repository with code, which is not saved along.
+            vars(self.config).pop("auto_map", None)
         directory = Path(save_directory)
         if directory.is_file() or kwargs.get("is_main_process", True) is False:
             return super().save_pretrained(save_directory, *args, **kwargs)
@@ -173,6 +189,15 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=directory) as staging:
             super().save_pretrained(staging, *args, **kwargs)
             move_checkpoint(Path(staging), directory, kwargs.get("variant"))
+
+    def _upload_modified_files(self, working_dir: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        # transformers enters itself as the library of a card it writes, and cannot load the model without its code.
+        path = Path(working_dir) / "README.md"
+        card = ModelCard.load(path)
+        if card.data.library_name == "transformers" and not self.is_remote_code():
+            card.data.library_name = "hf_qrl"
+            card.save(path)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------- embeddings
 
@@ -195,7 +220,8 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         embeddings = self.base.resize_token_embeddings(new_num_tokens, *args, **kwargs)
         vocab_size = self.get_output_embeddings().out_features
         for head in (*self.heads.q, *self.heads.target_q):
-            head.resize(vocab_size)
+            with gathered(head.parameters(), modify=True):
+                head.resize(vocab_size)
         return embeddings
 
     # ----------------------------------------------------------------------------------------------------- forward

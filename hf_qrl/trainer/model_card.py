@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """The model card of a trained model, from the template in `model_cards/`."""
 
+import math
 from enum import Enum
 from importlib.metadata import version
 from importlib.resources import files
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 
 # What of the training arguments decides the result, besides the fields of the algorithm.
@@ -57,41 +59,54 @@ def model_card(
     model_name: str | None = None,
     dataset_name: str | list[str] | None = None,
     tags: str | list[str] | None = None,
+    license: str | None = None,
+    language: str | list[str] | None = None,
 ) -> str:
     """
     Args:
         trainer ([`ILQLTrainer`]): Supplies the model, the arguments and the log.
         model_name (`str`, *optional*): Title of the card.
-        dataset_name (`str` or `list[str]`, *optional*): Names of the training data.
+        dataset_name (`str` or `list[str]`, *optional*): Names of the training data; a file is only mentioned.
         tags (`str` or `list[str]`, *optional*): Tags beside the trainer's own.
+        license (`str`, *optional*): License of the model, as the Hub abbreviates it.
+        language (`str` or `list[str]`, *optional*): Languages of the model, by their codes.
 
     Returns:
         `str`: the card, Markdown with YAML metadata.
     """
     args, state = trainer.args, trainer.state
-    config = trainer.accelerator.unwrap_model(trainer.model).config
-    base_model = config.text_config._name_or_path or None
-    if base_model is not None and Path(base_model).exists():
-        base_model = None  # a local directory is no repository of the Hub
+    model = trainer.bare_model
+    config = model.config
+    # A policy that was trained further descends from the policy, not from its language model.
+    base_model = config._name_or_path or config.text_config._name_or_path
+    base_model = base_model if is_repo_id(base_model) else None
     title = model_name or Path(args.output_dir).resolve().name
-    datasets = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name or [])
+    names = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name or [])
+    datasets = [name for name in names if is_repo_id(name)]
+    names = [name if name in datasets else Path(name).name for name in names]
     steps = state.global_step
     if args.load_best_model_at_end and not trainer.is_in_train and state.best_global_step:
         steps = state.best_global_step  # whose weights were restored at the end of training
     metrics = last_metrics([entry for entry in state.log_history if entry["step"] <= steps])
-    evaluation = {name: number for name, number in metrics.items() if name.startswith("eval_")}
+    # The Hub refuses a card with a metric that is not finite.
+    evaluation = {name: x for name, x in metrics.items() if name.startswith("eval_") and math.isfinite(x)}
+    # The rows of several datasets are evaluated together.
+    evaluated_on = datasets[0] if len(names) == len(datasets) == 1 else None
     card_data = ModelCardData(
-        library_name="transformers",
+        # What the Hub's "use this model" imports; transformers is enough for a model that brings its code along.
+        library_name="transformers" if model.is_remote_code() else "hf_qrl",
         pipeline_tag="text-generation",
         base_model=base_model,
         datasets=datasets or None,
         tags=sorted({*trainer._tag_names, *([tags] if isinstance(tags, str) else tags or [])}),
+        license=license,
+        language=language,
         model_name=title if evaluation else None,
         eval_results=[
             EvalResult(
                 task_type="text-generation",
-                dataset_type=datasets[0] if datasets else "evaluation",
-                dataset_name=datasets[0] if datasets else "evaluation data",
+                dataset_type=evaluated_on or "evaluation",
+                dataset_name=evaluated_on or "evaluation data",
                 metric_type=name,
                 metric_value=number,
             )
@@ -110,13 +125,13 @@ def model_card(
         method=f"{trainer._name} ({trainer._paper['title']})",
         paper_id=trainer._paper["id"],
         architecture=config.text_config.architectures[0] if config.text_config.architectures else "language model",
-        model_path=args.hub_model_id or title,
+        model_path=trainer.hub_model_id or args.hub_model_id or title,
         beta=config.beta,
         reward_mean=config.reward_mean,
         reward_std=config.reward_std,
         history_window=config.history_window,
         conversational=trainer._conversational,
-        dataset_name=", ".join(datasets),
+        dataset_name=", ".join(names),
         num_rows=len(dataset) if hasattr(dataset, "__len__") else None,
         steps=steps,
         heads={name: getattr(config, name) for name in HEAD_FIELDS},
@@ -125,6 +140,15 @@ def model_card(
         versions={name: version(name) for name in ("hf_qrl", "transformers", "torch", "datasets", "accelerate")},
     )
     return str(card)
+
+
+def is_repo_id(name: str) -> bool:
+    """Whether the name can be that of a repository of the Hub and is not that of a file or directory."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not Path(name).exists()
 
 
 def last_metrics(log_history: list[dict[str, float]]) -> dict[str, float]:

@@ -30,7 +30,7 @@ class TestModelCard:
     def test_card_is_written_on_save_and_parses(self, trained, tmp_path):
         trained.save_model(tmp_path / "saved")
         card = ModelCard.load(tmp_path / "saved" / "README.md")
-        assert card.data.library_name == "transformers"
+        assert card.data.library_name == "hf_qrl"
         assert card.data.pipeline_tag == "text-generation"
         assert card.data.base_model == "organisation/tiny-llama"
         assert {"hf_qrl", "ilql"} <= set(card.data.tags)
