@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """
-Train any causal language model with ILQL on your own rewarded dialogues.
+Train any causal or encoder-decoder language model with ILQL on your own rewarded dialogues.
 
     python examples/ilql.py --model_name_or_path HuggingFaceTB/SmolLM2-135M-Instruct --dataset dialogues.jsonl \
         --output_dir outputs/my_policy --num_train_epochs 1 --head_type tied
@@ -12,11 +12,10 @@ every option.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from datasets import Dataset, load_dataset
 from trl import TrlParser
 
-from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLTrainer
+from hf_qrl import ILQLConfig, ILQLTrainer
 
 
 FILE_FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -50,16 +49,15 @@ def main(script: ScriptArguments, args: ILQLConfig) -> ILQLTrainer:
     if script.eval_fraction > 0:
         parts = dataset.train_test_split(script.eval_fraction, seed=args.seed)
         dataset, eval_dataset = parts["train"], parts["test"]
-    torch.manual_seed(args.seed)  # fresh heads are drawn
-    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(
-        script.model_name_or_path,
-        head_type=script.head_type,
-        num_q_heads=script.num_q_heads,
-        beta=script.beta,
-        policy_top_k=script.policy_top_k,
-        dtype=script.dtype,
-    )
-    trainer = ILQLTrainer(model, args, train_dataset=dataset, eval_dataset=eval_dataset)
+    args.model_init_kwargs = {
+        "head_type": script.head_type,
+        "num_q_heads": script.num_q_heads,
+        "beta": script.beta,
+        "policy_top_k": script.policy_top_k,
+        "dtype": script.dtype,
+        **(args.model_init_kwargs or {}),
+    }
+    trainer = ILQLTrainer(script.model_name_or_path, args, train_dataset=dataset, eval_dataset=eval_dataset)
     resume = args.resume_from_checkpoint
     trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
     trainer.save_model()

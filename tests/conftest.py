@@ -7,18 +7,22 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
     CohereConfig,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    MT5Config,
     OPTConfig,
     Qwen3Config,
+    T5Config,
 )
 from transformers.utils import logging as transformers_logging
 
-from hf_qrl import ILQLForCausalLM
+from hf_qrl import ILQLForCausalLM, ILQLForSeq2SeqLM
 
 
 VOCAB_SIZE = 61
@@ -45,6 +49,19 @@ BASES = {
     "gpt_neox": (GPTNeoXConfig, {**TOKENS, **SIZES, "intermediate_size": 32, "tie_word_embeddings": False}),
     "cohere": (CohereConfig, {**LLAMA, "logit_scale": 0.25}),
     "granite": (GraniteConfig, {**LLAMA, "logits_scaling": 3.0}),
+}
+T5 = {**TOKENS, "d_model": 24, "d_ff": 32, "d_kv": 12, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+T5 |= {"decoder_start_token_id": 0}
+BART = {**TOKENS, "d_model": 24, "max_position_embeddings": 64, "dropout": 0.0, "init_std": 0.3}
+BART |= {"decoder_start_token_id": 2, "forced_eos_token_id": None}
+BART_SIZES = {"layers": 2, "attention_heads": 2, "ffn_dim": 32}
+BART |= {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in BART_SIZES.items()}
+SEQ2SEQ_BASES = {
+    "t5": (T5Config, T5),
+    # Its checkpoint has an LM head of its own, whose input is not scaled.
+    "flan_t5": (T5Config, {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "mt5": (MT5Config, {**T5, "feed_forward_proj": "gated-gelu"}),
+    "bart": (BartConfig, BART),
 }
 HEAD_TYPES = ("mlp", "linear", "tied", "dueling")
 
@@ -114,5 +131,58 @@ def make_ids():
 
     def make(rows: int = 2, length: int = 9, seed: int = 0) -> torch.Tensor:
         return torch.randint(3, VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+    return make
+
+
+@pytest.fixture(scope="session", params=SEQ2SEQ_BASES)
+def seq2seq_architecture(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def make_seq2seq_base():
+    """Returns a function from an architecture's name to a random encoder-decoder model, the same one at each call."""
+
+    def make(name: str, **overrides):
+        config_class, arguments = SEQ2SEQ_BASES[name]
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            base = AutoModelForSeq2SeqLM.from_config(config_class(**{**arguments, **overrides})).eval()
+            if name != "bart":
+                # A T5 as it is drawn repeats its last token for ever.
+                for parameter in (*base.encoder.block.parameters(), *base.decoder.block.parameters()):
+                    parameter.data *= 3 if parameter.dim() == 2 else 1
+            if name == "flan_t5":
+                base.lm_head.weight = torch.nn.Parameter(torch.randn_like(base.lm_head.weight))
+                base.all_tied_weights_keys.pop("lm_head.weight")
+            if name == "bart":
+                base.final_logits_bias.normal_()
+                base.generation_config.forced_bos_token_id = 1
+        return base
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_seq2seq_model(make_seq2seq_base, scramble_heads):
+    """Returns a function from an architecture's name to such a model with random heads."""
+
+    def make(name: str = "t5", **head_arguments) -> ILQLForSeq2SeqLM:
+        return scramble_heads(ILQLForSeq2SeqLM.from_base(make_seq2seq_base(name), **head_arguments))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_seq2seq_inputs(make_ids):
+    """Returns a function to inputs of two rows, the second one shorter in the encoder."""
+
+    def make(model, length: int = 9, decoder_length: int = 6, seed: int = 0) -> dict[str, torch.Tensor]:
+        mask = torch.ones(2, length, dtype=torch.long)
+        mask[1, length - 3 :] = 0
+        decoder = make_ids(2, decoder_length, seed + 1)
+        decoder[:, 0] = model.config.decoder_start_token_id
+        return {"input_ids": make_ids(2, length, seed), "attention_mask": mask, "decoder_input_ids": decoder}
 
     return make

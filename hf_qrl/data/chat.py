@@ -31,6 +31,11 @@ def check_messages(messages: Any, column: str, where: str) -> list[Message]:
     return [{key: without_none(x) for key, x in message.items() if x is not None} for message in messages]
 
 
+def model_role(role: str) -> str:
+    """Chat templates know no environment; to the model it is whoever answers."""
+    return "user" if role == "environment" else role
+
+
 def without_none(value: Any) -> Any:
     """Drops the None entries of dicts: Arrow gives every struct of a column the keys of all of them."""
     if isinstance(value, dict):
@@ -148,9 +153,9 @@ class ChatRenderer:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     eos_token_ids: tuple[int, ...] = ()
 
-    def prompt(self, messages: list[Message]) -> list[int]:
+    def prompt(self, messages: list[Message], **kwargs: Any) -> list[int]:
         """Returns the tokens the model reads when it is asked for the next assistant message."""
-        return self._encode(messages, add_generation_prompt=True)["input_ids"]
+        return self._encode(messages, add_generation_prompt=True, **kwargs)["input_ids"]
 
     def render(
         self, messages: list[Message], turns: list[int], cut_while_speaking: bool = False
@@ -231,10 +236,9 @@ class ChatRenderer:
             )
 
     def _encode(self, messages: list[Message], **kwargs) -> dict[str, Any]:
-        roles = {"environment": "user"}  # chat templates know no environment; to the model it is whoever answers
         try:
             return self.tokenizer.apply_chat_template(
-                [{**message, "role": roles.get(message["role"], message["role"])} for message in messages],
+                [{**message, "role": model_role(message["role"])} for message in messages],
                 tools=self.tools,
                 chat_template=self.chat_template,
                 tokenize=True,

@@ -21,7 +21,8 @@ _ACCEPTED = """
   messages, rewards (or turn_rewards)         one reward per assistant message
   messages, reward                            one reward for the episode
   samples, rewards                            trlX dialogues with one reward each
-  input_ids, actions_ixs, states_ixs, dones, rewards   already tokenised"""
+  input_ids, actions_ixs, states_ixs, dones, rewards   already tokenised
+    (and decoder_input_ids, for an encoder-decoder model)"""
 
 
 def column_names(dataset: Dataset | IterableDataset) -> list[str]:

@@ -44,13 +44,16 @@ class ILQLSeq2SeqElement:
     One trajectory for an encoder-decoder model. `input_ids` and `attention_mask` are the encoder's; the indices point
     into `decoder_input_ids`. The other fields are those of [`ILQLElement`].
 
+    The decoder reads the decoder start token first, so the first token of the output is an action, whose state is
+    position 0. (trlX's elements lack that token, and there the first token is never trained.)
+
     Args:
         input_ids (`torch.LongTensor` of shape `(L,)`):
             Tokens of the encoder.
         attention_mask (`torch.LongTensor` of shape `(L,)`):
             Ones.
         decoder_input_ids (`torch.LongTensor` of shape `(M,)`):
-            Tokens of the decoder.
+            Tokens of the decoder: the decoder start token, and those of the output.
         rewards (`torch.FloatTensor` of shape `(T,)`):
             Reward of each action.
         states_ixs (`torch.LongTensor` of shape `(T + 1,)`):
@@ -125,11 +128,13 @@ class ILQLSeq2SeqBatch:
         attention_mask (`torch.LongTensor` of shape `(B, n)`):
             1 on tokens, 0 on padding.
         decoder_input_ids (`torch.LongTensor` of shape `(B, m)`):
-            Tokens of the decoder.
+            Tokens of the decoder: the decoder start token, and those of the output.
         rewards, states_ixs, actions_ixs, dones:
             As in [`ILQLBatch`], with positions in `decoder_input_ids`.
-        truncated, weight, turn_ixs, next_input_ids, next_attention_mask (*optional*):
+        truncated, weight, turn_ixs (*optional*):
             As in [`ILQLBatch`].
+        next_input_ids, next_attention_mask (*optional*):
+            As in [`ILQLBatch`]: what the encoder reads in the state of the next turn. The decoder has only started.
     """
 
     input_ids: torch.Tensor

@@ -10,11 +10,12 @@ import numpy as np
 from datasets import Features, List, Value
 
 
-def row_features(weight: bool = False, next_state: bool = False) -> Features:
+def row_features(weight: bool = False, next_state: bool = False, decoder: bool = False) -> Features:
     """Returns the columns of a prepared dataset; `weight` and the next state's context are there only where used."""
     features = {
         "input_ids": List(Value("int32")),
         "attention_mask": List(Value("int8")),
+        **({"decoder_input_ids": List(Value("int32"))} if decoder else {}),
         "rewards": List(Value("float64")),
         "states_ixs": List(Value("int32")),
         "actions_ixs": List(Value("int32")),
@@ -136,28 +137,40 @@ def check_weight(weight: Any, where: str) -> float:
     return float(weight)
 
 
-def check_row(row: dict[str, Any], vocab_size: int | None, where: str, max_length: int | None = None) -> None:
+def check_row(
+    row: dict[str, Any],
+    vocab_size: int | None,
+    where: str,
+    max_length: int | None = None,
+    decoder_start_token_id: int | None = None,
+) -> None:
     """
     Checks a row that was tokenised elsewhere.
 
     Args:
         row (`dict`):
             Row with `input_ids`, `rewards`, `states_ixs`, `actions_ixs`, `dones` and optionally the other columns of
-            [`ILQLBatch`].
+            [`ILQLBatch`]; for an encoder-decoder model that of an [`ILQLSeq2SeqBatch`].
         vocab_size (`int`, *optional*):
             Size of the model's vocabulary.
         where (`str`):
             Name of the row in error messages.
         max_length (`int`, *optional*):
             Largest number of tokens.
+        decoder_start_token_id (`int`, *optional*):
+            First token of the decoder, if the model has one.
 
     Raises:
         ValueError: If lengths, index ranges, the coding of `dones`, rewards or token ids are wrong.
     """
-    for name in ("input_ids", "actions_ixs", "states_ixs", "dones", "rewards"):
+    # States and actions are positions in these tokens.
+    tokens = "input_ids" if decoder_start_token_id is None else "decoder_input_ids"
+    for name in dict.fromkeys((tokens, "input_ids", "actions_ixs", "states_ixs", "dones", "rewards")):
         if row[name] is None:
             raise ValueError(f"{where}: `{name}` is None. Every tokenised row needs it.")
-    length, num_actions = len(row["input_ids"]), len(row["actions_ixs"])
+    if len(row["input_ids"]) == 0:
+        raise ValueError(f"{where}: `input_ids` is empty. Every tokenised row needs tokens to read.")
+    length, num_actions = len(row[tokens]), len(row["actions_ixs"])
     if num_actions == 0:
         raise ValueError(f"{where}: no action tokens. Drop the row.")
     expected = {
@@ -165,19 +178,25 @@ def check_row(row: dict[str, Any], vocab_size: int | None, where: str, max_lengt
         "states_ixs": num_actions + 1,
         "dones": num_actions + 1,
         "turn_ixs": num_actions,
-        "attention_mask": length,
+        "attention_mask": len(row["input_ids"]),
     }
     for name, count in expected.items():
         if name in row and len(row[name]) != count:
             raise ValueError(
-                f"{where}: `{name}` has {len(row[name])} entries, {count} are needed for {length} tokens and "
-                f"{num_actions} actions (states_ixs and dones have one entry more than actions_ixs)."
+                f"{where}: `{name}` has {len(row[name])} entries, {count} are needed for {len(row['input_ids'])} "
+                f"tokens and {num_actions} actions (states_ixs and dones have one entry more than actions_ixs)."
             )
+    if decoder_start_token_id is not None and row[tokens][:1] != [decoder_start_token_id]:
+        raise ValueError(
+            f"{where}: `decoder_input_ids` must begin with the decoder start token {decoder_start_token_id}, as "
+            f"generation does, got {row[tokens]}. Put it in front, with the first token of the output as an action at "
+            "position 0 and every other position one higher (`make_experience_seq2seq` does, given the token)."
+        )
     actions, states = np.asarray(row["actions_ixs"]), np.asarray(row["states_ixs"])
     if actions[0] < 0 or actions[-1] >= length - 1 or np.any(np.diff(actions) <= 0):
         raise ValueError(
             f"{where}: `actions_ixs` must increase strictly within [0, {length - 2}] (an action at p emits the token "
-            f"at p + 1, and the row has {length} tokens), got {row['actions_ixs']}."
+            f"at p + 1, and the row has {length} `{tokens}`), got {row['actions_ixs']}."
         )
     if not np.array_equal(states[:-1], actions) or not actions[-1] < states[-1] < length:
         raise ValueError(
@@ -190,9 +209,10 @@ def check_row(row: dict[str, Any], vocab_size: int | None, where: str, max_lengt
         raise ValueError(f"{where}: tokenised rows say `truncated`, not `terminated`. Add that column.")
     if "truncated" in row and not isinstance(row["truncated"], bool):
         raise ValueError(f"{where}: `truncated` must be True or False, got {row['truncated']!r}.")
-    if max_length is not None and length > max_length:
+    longest = max(length, len(row["input_ids"]))
+    if max_length is not None and longest > max_length:
         raise ValueError(
-            f"{where}: {length} tokens are more than max_length={max_length}, and tokenised rows are not cut. Cut "
+            f"{where}: {longest} tokens are more than max_length={max_length}, and tokenised rows are not cut. Cut "
             "them yourself, or raise `max_length`."
         )
     if list(row["dones"]) != [1] * num_actions + [0]:
@@ -202,8 +222,8 @@ def check_row(row: dict[str, Any], vocab_size: int | None, where: str, max_lengt
         )
     if not np.all(np.isfinite(np.asarray(row["rewards"], dtype=np.float64))):
         raise ValueError(f"{where}: `rewards` must hold finite numbers, got {row['rewards']}. Fix or drop the row.")
-    check_token_ids(row["input_ids"], vocab_size, where)
-    if "next_input_ids" in row:
-        check_token_ids(row["next_input_ids"], vocab_size, where)
+    for name in ("input_ids", "decoder_input_ids", "next_input_ids"):
+        if name in row:
+            check_token_ids(row[name], vocab_size, where)
     if "weight" in row:
         check_weight(row["weight"], where)

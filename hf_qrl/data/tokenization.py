@@ -4,14 +4,14 @@
 Chat-template conversations take another path (`chat.py`); both end in the same rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .ilql_types import ILQLElement
+from .ilql_types import ILQLElement, ILQLSeq2SeqElement
 from .rewards import standardization
 
 
@@ -60,14 +60,7 @@ def tokenize_dialogue(
     Raises:
         ValueError: If the list has an odd length or is empty, or a phrase is not a string.
     """
-    phrases = [tokenizer.bos_token or tokenizer.eos_token, dialogue] if isinstance(dialogue, str) else list(dialogue)
-    if not phrases or len(phrases) % 2 != 0:
-        raise ValueError(
-            f"A dialogue alternates prompts and outputs and needs an even number of phrases, got {len(phrases)}: "
-            "[prompt, output, prompt, output, ...]."
-        )
-    if not all(isinstance(phrase, str) for phrase in phrases):
-        raise ValueError(f"The phrases of a dialogue must be strings, got {[type(p).__name__ for p in phrases]}.")
+    phrases = dialogue_phrases(dialogue, tokenizer.bos_token or tokenizer.eos_token)
     if tokenizer.eos_token is None:
         raise ValueError("The tokenizer has no end-of-text token, with which dialogues end. Set `eos_token`.")
     if append_eos and not phrases[-1].endswith(tokenizer.eos_token):
@@ -88,6 +81,19 @@ def tokenize_dialogue(
         bos_id = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         messages.insert(0, DialogMessage(False, (bos_id,)))
     return messages
+
+
+def dialogue_phrases(dialogue: str | Sequence[str], prompt: str) -> list[str]:
+    """Returns prompts and outputs in turn (a string is an output after `prompt`), or raises a `ValueError`."""
+    phrases = [prompt, dialogue] if isinstance(dialogue, str) else list(dialogue)
+    if not phrases or len(phrases) % 2 != 0:
+        raise ValueError(
+            f"A dialogue alternates prompts and outputs and needs an even number of phrases, got {len(phrases)}: "
+            "[prompt, output, prompt, output, ...]."
+        )
+    if not all(isinstance(phrase, str) for phrase in phrases):
+        raise ValueError(f"The phrases of a dialogue must be strings, got {[type(p).__name__ for p in phrases]}.")
+    return phrases
 
 
 def _truncate(messages: list[DialogMessage], max_length: int | None, side: str) -> list[DialogMessage]:
@@ -144,16 +150,8 @@ def make_experience(
     Raises:
         ValueError: If the counts differ, or truncation leaves a sample without an action.
     """
-    if len(samples) != len(rewards):
-        raise ValueError(f"Got {len(samples)} samples and {len(rewards)} rewards: give one reward per sample.")
-    if not samples:
-        return []
-    returns = np.asarray(rewards, dtype=np.float64)
-    mean, std = standardization(returns)
-
     elements = []
-    for i, (sample, score) in enumerate(zip(samples, (returns - mean) / std, strict=True)):
-        messages = tokenize_dialogue(sample, tokenizer, max_length)
+    for i, (messages, score) in enumerate(_scored_dialogues(samples, rewards, tokenizer, max_length)):
         tokens = [token for message in messages for token in message.tokens]
         actions = [p for start, end in output_spans(messages) for p in range(start - 1, end - 1)]
         if not actions:
@@ -161,16 +159,91 @@ def make_experience(
                 f"Sample {i} has no output token left within max_length={max_length} "
                 f"(truncation side {tokenizer.truncation_side!r}). Raise max_length, or drop the sample."
             )
-        element_rewards = torch.zeros(len(actions))
-        element_rewards[-1] = float(score)
+        elements.append(ILQLElement(**_tensors(tokens), **_steps(actions, len(tokens) - 1, score)))
+    return elements
+
+
+def make_experience_seq2seq(
+    samples: Sequence[str | Sequence[str]],
+    rewards: Sequence[float],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int = 2048,
+    decoder_start_token_id: int | None = None,
+) -> list[ILQLSeq2SeqElement]:
+    """
+    As [`make_experience`], for encoder-decoder models: the encoder reads the first phrase, the decoder says the
+    second, and later phrases are dropped, as in trlX (whose end-of-text token goes with the last phrase).
+
+    trlX's elements have no decoder start token, so that the first token of the output is never an action.
+    [`ILQLTrainer`] wants it: pass `decoder_start_token_id` to train on the elements. [`prepare_dataset`] makes a row
+    of every turn.
+
+    Args:
+        samples (sequence of `str` or of sequences of `str`):
+            Dialogues as [`tokenize_dialogue`] takes them.
+        rewards (sequence of `float`):
+            One reward per sample.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Tokenizer. Its `truncation_side` is respected.
+        max_length (`int`, *optional*, defaults to `2048`):
+            Largest number of tokens of a sample, encoder and decoder together.
+        decoder_start_token_id (`int`, *optional*):
+            Put in front of the output, all of whose tokens are actions then: `model.config.decoder_start_token_id`.
+
+    Returns:
+        `list[ILQLSeq2SeqElement]`: one element per sample.
+
+    Raises:
+        ValueError: If the counts differ, or truncation leaves a sample without a prompt or an action.
+    """
+    elements = []
+    for i, (messages, score) in enumerate(_scored_dialogues(samples, rewards, tokenizer, max_length)):
+        output = [] if decoder_start_token_id is None else [decoder_start_token_id]
+        if len(messages) > 1:
+            output += messages[1].tokens
+        if len(messages) < 2 or messages[0].is_output or not messages[1].is_output or len(output) < 2:
+            raise ValueError(
+                f"Sample {i} has no prompt with an output of an action left within max_length={max_length} "
+                f"(truncation side {tokenizer.truncation_side!r}). Raise max_length, or drop the sample."
+            )
         elements.append(
-            ILQLElement(
-                input_ids=torch.tensor(tokens),
-                attention_mask=torch.ones(len(tokens), dtype=torch.long),
-                rewards=element_rewards,
-                states_ixs=torch.tensor([*actions, len(tokens) - 1]),
-                actions_ixs=torch.tensor(actions),
-                dones=torch.tensor([1] * len(actions) + [0]),
+            ILQLSeq2SeqElement(
+                **_tensors(messages[0].tokens),
+                decoder_input_ids=torch.tensor(output),
+                **_steps(range(len(output) - 1), len(output) - 1, score),
             )
         )
     return elements
+
+
+def _scored_dialogues(
+    samples: Sequence[str | Sequence[str]],
+    rewards: Sequence[float],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+) -> Iterator[tuple[list[DialogMessage], float]]:
+    """Yields the messages of each sample and its standardised reward."""
+    if len(samples) != len(rewards):
+        raise ValueError(f"Got {len(samples)} samples and {len(rewards)} rewards: give one reward per sample.")
+    if not samples:
+        return
+    returns = np.asarray(rewards, dtype=np.float64)
+    mean, std = standardization(returns)
+    for sample, score in zip(samples, (returns - mean) / std, strict=True):
+        yield tokenize_dialogue(sample, tokenizer, max_length), float(score)
+
+
+def _tensors(tokens: Sequence[int]) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.tensor(tokens), "attention_mask": torch.ones(len(tokens), dtype=torch.long)}
+
+
+def _steps(actions: Sequence[int], final_state: int, score: float) -> dict[str, torch.Tensor]:
+    """The fields of states and actions of an element that terminated, and is paid for its last action."""
+    rewards = torch.zeros(len(actions))
+    rewards[-1] = score
+    return {
+        "rewards": rewards,
+        "states_ixs": torch.tensor([*actions, final_state]),
+        "actions_ixs": torch.tensor(actions),
+        "dones": torch.tensor([1] * len(actions) + [0]),
+    }

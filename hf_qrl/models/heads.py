@@ -211,7 +211,8 @@ class QHead(nn.Module):
             # Means are linear, so the moving average of V - mean A is that of V minus that of the mean of A.
             for name in ("weight", "bias"):
                 if name in online:
-                    getattr(target.offset, name).sub_(online[name].mean(0), alpha=alpha)
+                    moving = getattr(target.offset, name)
+                    moving.sub_(online[name].mean(0, dtype=moving.dtype), alpha=alpha)
 
 
 class ValueHead(nn.Module):

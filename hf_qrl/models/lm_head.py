@@ -22,6 +22,7 @@ class LMHead:
 
     def __init__(self, base: PreTrainedModel):
         self.module = base.get_output_embeddings()
+        self.shared = getattr(base.get_input_embeddings(), "weight", None) is self.module.weight
         self.extra_bias = dict(base.named_buffers(recurse=False)).get("final_logits_bias")
         config = base.config.get_text_config()
         self.softcap = getattr(config, "final_logit_softcapping", None)
@@ -34,9 +35,11 @@ class LMHead:
         """
         module = self.module
         own = vars(module).get("forward")
-        module.forward = lambda rows: function(rows, module.weight)
+        module.forward = lambda given: function(rows if self.shared else given, module.weight)
         try:
-            return module(rows)
+            # FSDP2 reduces the gradients of a module once that of its input is there: too early, and without a word,
+            # for a weight to which the input embedding has yet to add its own.
+            return module(rows.detach() if self.shared else rows)
         finally:
             if own is None:
                 del module.forward

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from huggingface_hub import ModelCard
 from torch import nn
-from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
 from .configuration_ilql import ILQLConfigBase
@@ -89,6 +89,17 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
     # ------------------------------------------------------------------------------------------------ construction
 
     @classmethod
+    def check_kind(cls, config: PreTrainedConfig, name: str) -> None:
+        """Raises a `ValueError` if a model of this configuration is encoder-decoder and the class is not, or so."""
+        kinds = {False: ("causal", "CausalLM"), True: ("an encoder-decoder", "Seq2SeqLM")}
+        kind, suffix = kinds[bool(config.is_encoder_decoder)]
+        if kind != cls.kind:
+            raise ValueError(
+                f"{name} is {kind}, and {cls.__name__} takes models that are {cls.kind}. Use "
+                f"`AutoModelFor{suffix}WithILQLHeads`."
+            )
+
+    @classmethod
     def from_base(cls, base: PreTrainedModel, **head_arguments: Any) -> Any:
         """
         Puts fresh heads on a live language model, which is used as it is (not copied).
@@ -111,13 +122,7 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
                 "saving. Put the heads on the bare model, and the adapter on the result (`peft_config=` of the "
                 "trainer)."
             )
-        kinds = {False: ("causal", "CausalLM"), True: ("an encoder-decoder", "Seq2SeqLM")}
-        kind, suffix = kinds[bool(base.config.is_encoder_decoder)]
-        if kind != cls.kind:
-            raise ValueError(
-                f"{type(base).__name__} is {kind}, and {cls.__name__} takes models that are {cls.kind}. Use "
-                f"`AutoModelFor{suffix}WithILQLHeads`."
-            )
+        cls.check_kind(base.config, type(base).__name__)
         # The constructor initialises modules that are not marked as initialised, such as an embedding that was
         # resized or replaced since loading.
         for module in base.modules():
@@ -127,6 +132,11 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         )
         model = cls(config, base=base)
         model.heads.to(device=base.device)
+        if any(map(is_partitioned, base.parameters())):
+            # ZeRO-3 takes parameters of one type, and keeps the float32 numbers that its optimizer steps on itself.
+            for parameter in model.heads.parameters():
+                parameter.data = parameter.data.to(base.dtype)
+            model.heads.update_targets(1.0)
         model.generation_config = base.generation_config
         model.made_from_base = True
         for name in PLACEMENT_ATTRIBUTES & vars(base).keys():
@@ -173,13 +183,16 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         """
         if kwargs.get("state_dict") is None and any(map(is_partitioned, self.parameters())):
             raise ValueError(
-                "The weights are partitioned over processes (DeepSpeed ZeRO-3), and this process would save its part "
-                "of them. Use `trainer.save_model(...)`, or pass the `state_dict` that `accelerator.get_state_dict` "
-                "gathers."
+                "The weights are partitioned over processes (DeepSpeed ZeRO-3 or FSDP2), and this process would save "
+                "its part of them. Use `trainer.save_model(...)`, or pass the `state_dict` that "
+                "`accelerator.get_state_dict` gathers."
             )
+        # Under the names the model has, not those of older checkpoints of its language model: a trainer that resumes
+        # reads a checkpoint without translating them.
+        kwargs.setdefault("save_original_format", False)
         if not self.is_remote_code():
             # That of a repository with code, which is not saved along.
-            vars(self.config).pop("auto_map", None)
+            self.config.__dict__.pop("auto_map", None)
         directory = Path(save_directory)
         if directory.is_file() or kwargs.get("is_main_process", True) is False:
             return super().save_pretrained(save_directory, *args, **kwargs)
@@ -217,7 +230,14 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         """
         Resizes the embeddings and the Q-heads; in each Q-head a new token starts as the mean of the old ones.
         """
-        embeddings = self.base.resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        config = self.base.config.get_text_config()
+        # Flan-T5 says that it is tied and is not. transformers would tie it here, and its own LM head would be lost.
+        apart = self.get_output_embeddings().weight is not self.get_input_embeddings().weight
+        tied, config.tie_word_embeddings = config.tie_word_embeddings, config.tie_word_embeddings and not apart
+        try:
+            embeddings = self.base.resize_token_embeddings(new_num_tokens, *args, **kwargs)
+        finally:
+            config.tie_word_embeddings = tied
         vocab_size = self.get_output_embeddings().out_features
         for head in (*self.heads.q, *self.heads.target_q):
             with gathered(head.parameters(), modify=True):

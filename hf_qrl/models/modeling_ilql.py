@@ -18,7 +18,9 @@ from transformers import (
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
+from transformers.utils.peft_utils import find_adapter_config_file
 
+from .adapters import load_adapter
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
 from .modeling_base import ILQLPreTrainedModel
 from .trlx import from_trlx, read_trlx
@@ -349,22 +351,39 @@ class _AutoModelWithILQLHeads:
         Args:
             pretrained_model_name_or_path (`str` or `PreTrainedModel`):
                 A plain language model (fresh heads are put on it) or one saved with ILQL heads, by name or directory;
-                one that trlX saved (its heads are kept, safetensors are written when it is saved again); or a live
-                language model.
+                one that trlX saved (its heads are kept, safetensors are written when it is saved again); an adapter
+                with heads, which gives a `peft.PeftModel` with the model with heads in it; or a live language model.
+            is_trainable (`bool`, *optional*, defaults to `False`):
+                Whether an adapter is to be trained on.
+            base_model_name_or_path (`str`, *optional*):
+                The model under an adapter, if it is not where the adapter says.
             kwargs:
                 Fields of [`ILQLCausalLMConfig`] (`head_type`, `num_q_heads`, `beta`, ...), and whatever
                 [`~transformers.PreTrainedModel.from_pretrained`] takes.
         """
         head_arguments = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
+        adapter_arguments = {
+            "base_name": kwargs.pop("base_model_name_or_path", None),
+            "is_trainable": kwargs.pop("is_trainable", False),
+        }
         if not isinstance(pretrained_model_name_or_path, (str, os.PathLike)):
             if model_args or kwargs:
                 raise ValueError(f"A live model takes no loading arguments, got {sorted(kwargs)}.")
             return cls.model_class.from_base(pretrained_model_name_or_path, **head_arguments)
         name, loading = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+        adapter = find_adapter_config_file(name, **loading)
+        if adapter is not None:
+            rest = {key: argument for key, argument in kwargs.items() if key not in HUB_ARGUMENTS}
+            return load_adapter(
+                cls, name, adapter, HEAD_ARGUMENTS, head_arguments, loading, **adapter_arguments, **rest
+            )
+        if adapter_arguments["base_name"] is not None:
+            raise ValueError(f"`base_model_name_or_path` goes with an adapter, and {str(name)!r} is none.")
         config = kwargs.get("config")
         if config is None:
             more = {key: kwargs[key] for key in ("gguf_file", "trust_remote_code") if key in kwargs}
             config = AutoConfig.from_pretrained(name, **loading, **more)
+        cls.model_class.check_kind(config, f"{str(name)!r}")
         if isinstance(config, cls.model_class.config_class):
             return cls.model_class.from_pretrained(name, *model_args, **kwargs, **head_arguments)
         state_dict = None if "gguf_file" in kwargs else read_trlx(name, **loading)
@@ -383,6 +402,7 @@ class _AutoModelWithILQLHeads:
             config (`PreTrainedConfig`): One of the model with heads, or that of a language model.
             kwargs: Fields of [`ILQLCausalLMConfig`], if `config` is that of a language model.
         """
+        cls.model_class.check_kind(config, type(config).__name__)
         if isinstance(config, cls.model_class.config_class):
             if kwargs:
                 raise ValueError(f"{sorted(kwargs)} are set in the configuration, not beside it.")

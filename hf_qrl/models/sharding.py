@@ -11,8 +11,8 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 
 def is_partitioned(parameter: torch.nn.Parameter) -> bool:
-    """Whether ZeRO-3 holds the parameter elsewhere, which leaves it empty here; DeepSpeed marks what it owns."""
-    return parameter.numel() == 0 and hasattr(parameter, "ds_numel")
+    """Whether this process holds a part of it only: FSDP2's are a type, DeepSpeed's are marked and empty."""
+    return isinstance(parameter, DTensor) or (parameter.numel() == 0 and hasattr(parameter, "ds_numel"))
 
 
 def gathered(parameters: Iterable[torch.nn.Parameter], modify: bool = False) -> AbstractContextManager:

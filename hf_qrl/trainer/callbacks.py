@@ -76,8 +76,11 @@ class SampleTableCallback(TrainerCallback):
         self.num_samples, self.max_new_tokens = num_samples, max_new_tokens
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % int(self.every or state.logging_steps) == 0 and state.is_world_process_zero:
+        if state.global_step % int(self.every or state.logging_steps) == 0:
+            # Every process samples, for the weights may be partitioned over all of them; one prints.
             rows = self.sample()
+            if not state.is_world_process_zero:
+                return
             table = Table(title=f"Completions at step {state.global_step}", show_lines=True)
             for column in ("Prompt", "Completion", "V (start)", "Q (mean)"):
                 table.add_column(column, overflow="fold")
@@ -101,7 +104,9 @@ class SampleTableCallback(TrainerCallback):
         with torch.random.fork_rng(devices, device_type=model.device.type if devices else "cuda"):
             torch.manual_seed(trainer.args.seed)
             for _, row in zip(range(self.num_samples), dataset, strict=False):
-                prompt = torch.tensor([row["input_ids"][: row["actions_ixs"][0] + 1]], device=model.device)
+                seq2seq = model.config.is_encoder_decoder
+                ids = row["input_ids"] if seq2seq else row["input_ids"][: row["actions_ixs"][0] + 1]
+                prompt = torch.tensor([ids], device=model.device)
                 out = model.generate(
                     input_ids=prompt,
                     attention_mask=torch.ones_like(prompt),
@@ -109,15 +114,22 @@ class SampleTableCallback(TrainerCallback):
                     do_sample=True,
                     pad_token_id=tokenizer.pad_token_id,
                 )
-                value, q = self.score(model, out, prompt.shape[1])
-                text = tokenizer.decode(out[0, prompt.shape[1] :], skip_special_tokens=True)
+                # What an encoder-decoder model returns is the decoder's: its start token and the completion.
+                start = 1 if seq2seq else prompt.shape[1]
+                value, q = self.score(model, out, start, prompt if seq2seq else None)
+                text = tokenizer.decode(out[0, start:], skip_special_tokens=True)
                 rows.append((tokenizer.decode(prompt[0], skip_special_tokens=True), text, value, q))
         model.train(training)
         return rows
 
     @staticmethod
-    def score(model: Any, tokens: torch.Tensor, prompt_length: int) -> tuple[float, float]:
-        """V before the first sampled token and the mean target Q of the sampled tokens of `tokens (1, n)`."""
+    def score(
+        model: Any, tokens: torch.Tensor, prompt_length: int, encoder_input_ids: torch.Tensor | None = None
+    ) -> tuple[float, float]:
+        """
+        V before the first sampled token and the mean target Q of the sampled tokens of `tokens (1, n)`; with
+        `encoder_input_ids` the tokens are the decoder's.
+        """
 
         def values(hidden_states, heads, lm_head, next_state):
             states = hidden_states[:, prompt_length - 1 : -1]
@@ -125,7 +137,10 @@ class SampleTableCallback(TrainerCallback):
             q = heads.reduce([head.on_language_model(states, lm_head, taken) for head in heads.target_q])
             return torch.stack([heads.v(states[0, 0]), q.mean()])
 
-        value, q = model(input_ids=tokens, loss_fn=values).loss.tolist()
+        inputs = {"input_ids": tokens}
+        if encoder_input_ids is not None:
+            inputs = {"input_ids": encoder_input_ids, "decoder_input_ids": tokens}
+        value, q = model(**inputs, loss_fn=values).loss.tolist()
         mean, std = model.config.reward_mean, model.config.reward_std
         return value * std + mean, q * std + mean
 

@@ -3,6 +3,7 @@
 
 import math
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from transformers import TrainingArguments
@@ -19,7 +20,8 @@ class ILQLConfig(TrainingArguments):
         > Parameters that control the model
 
         model_init_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of [`AutoModelForCausalLMWithILQLHeads.from_pretrained`], if the model is given by name:
+            Arguments of [`AutoModelForCausalLMWithILQLHeads.from_pretrained`] (of an encoder-decoder model those of
+            [`AutoModelForSeq2SeqLMWithILQLHeads.from_pretrained`]), if the model is given by name:
             `{"head_type": "tied", "dtype": "bfloat16"}`.
         freeze_base (`bool`, *optional*, defaults to `False`):
             Whether to train the heads only. Needed for `awac_scale=0`, without which the language model would drift.
@@ -30,10 +32,11 @@ class ILQLConfig(TrainingArguments):
         > Parameters that control the data preprocessing
 
         max_length (`int`, *optional*, defaults to 1024):
-            Longest row in tokens; `None` for no limit. A longer row is cut, see `truncation_side`.
+            Longest row in tokens; `None` for no limit. A longer row is cut, see `truncation_side`. With an
+            encoder-decoder model it limits the prompt, which is cut on the left, and the reply, cut on the right.
         truncation_side (`str`, *optional*, defaults to `"right"`):
             `"right"` keeps the beginning: the row becomes truncated and bootstraps from the value of its last state.
-            `"left"` keeps the end.
+            `"left"` keeps the end; encoder-decoder models do not take it.
         history_window (`int`, *optional*):
             Train one row per turn, which reads this many most recent turns (the current one included). Stored in the
             model's configuration.
@@ -148,7 +151,14 @@ class ILQLConfig(TrainingArguments):
         if self.greater_is_better is None and "loss/" in (self.metric_for_best_model or ""):
             # The parent class takes only names that *end* with "loss" for losses.
             self.greater_is_better = False
+        if self.ddp_broadcast_buffers is None:
+            # The targets move alike on every process; sending them at each forward would be for nothing.
+            self.ddp_broadcast_buffers = False
         super().__post_init__()
+        if self.deepspeed and self.use_cpu:
+            # Without a GPU transformers starts the processes' group past DeepSpeed, which has to know it by the time
+            # a model is loaded in parts.
+            import_module("deepspeed").init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
         for name, low, high in [("gamma", 0.0, 1.0), ("alpha", 0.0, 1.0)]:
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"`{name}` must lie between {low:g} and {high:g}, got {getattr(self, name)}.")

@@ -3,12 +3,14 @@
 
 import dataclasses
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset, IterableDataset
+from peft import PeftConfig, PeftModel
 from torch import nn
 from transformers import (
     PreTrainedModel,
@@ -17,12 +19,14 @@ from transformers import (
     Trainer,
     TrainerCallback,
 )
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction, HubStrategy
 from transformers.utils import logging
 
 from ..data import (
     DataCollatorForILQL,
+    DataCollatorForSeq2SeqILQL,
     ILQLBatch,
+    ILQLSeq2SeqBatch,
     episode_returns,
     is_conversational,
     is_prepared,
@@ -34,13 +38,22 @@ from ..data import (
 )
 from ..data.formats import column_names, detect_format
 from ..losses.ilql import check_options, ilql_loss_from_states, metrics_from_sums
-from ..models import ILQLForCausalLM
+from ..models.adapters import refuse_mixture, save_configuration
+from .adapters import adapt, base_of
 from .callbacks import LMHeadCheckCallback, SampleTableCallback
 from .checkpoints import is_complete, last_complete_checkpoint, mark_incomplete
 from .ilql_config import ILQLConfig
-from .inputs import check_dataset_type, freeze_and_check, load_model, load_tokenizer
+from .inputs import (
+    ILQLModel,
+    check_dataset_type,
+    decoder_start_token_id,
+    freeze_and_check,
+    load_model,
+    load_tokenizer,
+)
 from .metrics import MetricSums
 from .model_card import model_card
+from .processes import begin_alike, check_fsdp_settings, check_processes
 from .targets import TargetUpdateCallback
 
 
@@ -51,16 +64,16 @@ AnyDataset: TypeAlias = Dataset | IterableDataset
 
 class ILQLTrainer(Trainer):
     r"""
-    Trains a causal language model with ILQL heads on rewarded texts, dialogues or episodes.
+    Trains a causal or an encoder-decoder language model with ILQL heads on rewarded texts, dialogues or episodes.
 
     Args:
         model (`str` or `PreTrainedModel`):
-            A name or directory of a causal language model, with or without ILQL heads (loaded in float32 unless
-            `model_init_kwargs` says otherwise), or a live one. A model without heads gets fresh ones.
+            A name or directory of a causal or encoder-decoder language model, with or without ILQL heads (loaded in
+            float32 unless `model_init_kwargs` says otherwise), or a live one. A model without heads gets fresh ones.
         args ([`ILQLConfig`], *optional*):
             Training arguments.
         data_collator (`Callable`, *optional*):
-            Defaults to [`DataCollatorForILQL`].
+            Defaults to [`DataCollatorForILQL`], for an encoder-decoder model [`DataCollatorForSeq2SeqILQL`].
         train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*):
             Rewarded data: `prompt`, `completion`, `reward` (or `label`); `messages` with `rewards` (one per assistant
             turn) or `reward`; `samples`, `rewards`; or tokenised columns. See [`prepare_dataset`].
@@ -70,9 +83,15 @@ class ILQLTrainer(Trainer):
             Tokenizer; the model's own if not given. Not needed for tokenised columns.
         compute_metrics (`Callable`, *optional*):
             Takes an [`~transformers.EvalPrediction`] of the policy's logits `(B, n, V)` and labels `(B, n)`, which
-            hold each action at its position and -100 elsewhere.
+            hold each action at its position and -100 elsewhere. Of an encoder-decoder model these are positions in
+            `decoder_input_ids`.
         callbacks, optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics:
             As in [`~transformers.Trainer`].
+        quantization_config (`BitsAndBytesConfig`, *optional*):
+            Quantises the language model, if it is given by name. The heads and the output embedding are not quantised.
+        peft_config (`peft.PeftConfig`, *optional*):
+            Trains an adapter (`LoraConfig(...)`) in the place of the language model's weights, and the heads whole. A
+            copy of it is completed: `target_modules` that are not set are PEFT's for the architecture.
 
     Example:
 
@@ -107,18 +126,25 @@ class ILQLTrainer(Trainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
         preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        quantization_config: Any = None,
+        peft_config: PeftConfig | None = None,
     ):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = ILQLConfig(f"{(name or 'model').rstrip('/').split('/')[-1]}-ILQL")
         if not isinstance(args, ILQLConfig):
             raise ValueError(f"`args` must be an `ILQLConfig`, got {type(args).__name__}.")
+        check_fsdp_settings(args)
         check_dataset_type("train_dataset", train_dataset)
         eval_datasets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in eval_datasets:
             check_dataset_type("eval_dataset", dataset)
 
-        model = load_model(model, args)
+        given, revision = model, None
+        if isinstance(model, str) and args.model_init_kwargs:
+            revision = args.model_init_kwargs.get("revision")  # type: ignore[union-attr]
+        adapted = adapt(load_model(model, args, quantization_config), peft_config, args, revision)
+        model = base_of(adapted)
         check_options(
             tau=args.tau,
             target=args.target,
@@ -131,7 +157,7 @@ class ILQLTrainer(Trainer):
         every_dataset = [x for x in [train_dataset, *eval_datasets] if x is not None]
         formats = [detect_format(column_names(x))[0] for x in every_dataset]
         if processing_class is None and set(formats) - {"tokenized"}:
-            processing_class = load_tokenizer(model)
+            processing_class = load_tokenizer(model, given)
         tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -166,9 +192,11 @@ class ILQLTrainer(Trainer):
             "reward_mean": model.config.reward_mean,
             "reward_std": model.config.reward_std,
             "eos_token_id": model.generation_config.eos_token_id,
-            "vocab_size": model.get_output_embeddings().weight.shape[0],
+            "vocab_size": model.get_output_embeddings().out_features,
+            "decoder_start_token_id": decoder_start_token_id(model),
             "num_proc": args.dataset_num_proc,
         }
+        self._batch_class = ILQLSeq2SeqBatch if model.config.is_encoder_decoder else ILQLBatch
         if train_dataset is not None:
             with args.main_process_first(local=False, desc="preparing the training data"):
                 train_dataset = self._prepare_dataset(train_dataset, "train")
@@ -184,12 +212,13 @@ class ILQLTrainer(Trainer):
                     f"The tokenizer's pad token {pad_token_id} lies outside the model's vocabulary of "
                     f"{self._prepare_kwargs['vocab_size']} tokens: call `model.resize_token_embeddings` first."
                 )
-            data_collator = DataCollatorForILQL(pad_token_id=pad_token_id)
+            collator = DataCollatorForSeq2SeqILQL if model.config.is_encoder_decoder else DataCollatorForILQL
+            data_collator = collator(pad_token_id=pad_token_id)
         if args.accelerator_config.dispatch_batches is None:
             # By default one process reads a stream for all, which takes batches that are all of one length.
             args.accelerator_config.dispatch_batches = False
         super().__init__(
-            model=model,
+            model=adapted,
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
@@ -201,11 +230,7 @@ class ILQLTrainer(Trainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
         )
-        if self.args.n_gpu > 1:
-            raise ValueError(
-                f"{self.args.n_gpu} GPUs are visible to one process, which would be `nn.DataParallel`. Start one "
-                "process per GPU with `accelerate launch` or `torchrun`, or show it one GPU with CUDA_VISIBLE_DEVICES."
-            )
+        check_processes(self)
         # Batches hold no `labels`; the model returns a loss all the same.
         self.can_return_loss = True
         self.label_names: list[str] = []
@@ -226,9 +251,14 @@ class ILQLTrainer(Trainer):
         self.model.add_model_tags(self._tag_names)
 
     @property
-    def bare_model(self) -> ILQLForCausalLM:
-        """The model with its heads, without what wraps it for several processes."""
-        return self.accelerator.unwrap_model(self.model)
+    def bare_model(self) -> ILQLModel:
+        """The model with its heads, without an adapter around it or what wraps it for several processes."""
+        return base_of(self.accelerator.unwrap_model(self.model))
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, *args: Any, **kwargs: Any) -> Any:
+        if training and self.is_fsdp_enabled:
+            begin_alike(model, self.accelerator.device)
+        return super()._wrap_model(model, training, *args, **kwargs)
 
     # -------------------------------------------------------------------------------------------------------- data
 
@@ -242,7 +272,7 @@ class ILQLTrainer(Trainer):
             return {name: self._prepare_dataset(part, name) for name, part in dataset.items()}
         return self._prepare_dataset(dataset, "eval")
 
-    def _fit_to_data(self, model: ILQLForCausalLM, args: ILQLConfig, dataset: AnyDataset | None) -> None:
+    def _fit_to_data(self, model: ILQLModel, args: ILQLConfig, dataset: AnyDataset | None) -> None:
         """Bounds of the targets, start values of the heads, and what this data cannot be trained on."""
         self.value_min, self.value_max = args.value_min, args.value_max
         if dataset is None:
@@ -262,8 +292,8 @@ class ILQLTrainer(Trainer):
         statistics = return_statistics(dataset, args.gamma, args.discount_on)
         if args.target == "mc" and statistics.continues_elsewhere:
             raise ValueError(
-                '`target="mc"` needs the return of a whole episode, which a row of a history window does not hold; '
-                'use `target="td"`, or leave `history_window` unset.'
+                '`target="mc"` needs the return of a whole episode, which a row of one turn does not hold (with a '
+                'history window, or an encoder-decoder model); use `target="td"`.'
             )
         if args.target == "mc" and statistics.truncated_fraction > 0:
             raise ValueError(
@@ -289,7 +319,7 @@ class ILQLTrainer(Trainer):
             model.heads.set_constant(min(max(statistics.mean_return, self.value_min), self.value_max))
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = [x.name for x in dataclasses.fields(ILQLBatch)]
+        self._signature_columns = [x.name for x in dataclasses.fields(self._batch_class)]
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -324,7 +354,14 @@ class ILQLTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        batch = ILQLBatch(**inputs)
+        if ("decoder_input_ids" in inputs) != (self._batch_class is ILQLSeq2SeqBatch):
+            needed = "needs" if self._batch_class is ILQLSeq2SeqBatch else "does not read"
+            raise ValueError(
+                f"The collator made a batch of {sorted(inputs)}, and the model {needed} `decoder_input_ids`. "
+                "`DataCollatorForILQL` makes the batches of a causal model, `DataCollatorForSeq2SeqILQL` those of an "
+                "encoder-decoder one."
+            )
+        batch = self._batch_class(**inputs)
         training = model.training
         if training and num_items_in_batch is None:
             raise ValueError("The number of actions of the optimizer step is unknown; the loss cannot be normalised.")
@@ -358,6 +395,7 @@ class ILQLTrainer(Trainer):
             next_input_ids=batch.next_input_ids,
             next_attention_mask=batch.next_attention_mask,
             loss_fn=loss_fn,
+            **({"decoder_input_ids": batch.decoder_input_ids} if isinstance(batch, ILQLSeq2SeqBatch) else {}),
         )
         loss = outputs.loss
         if training and self.args.average_tokens_across_devices:
@@ -386,12 +424,15 @@ class ILQLTrainer(Trainer):
             loss = self.compute_loss(model, inputs).detach()
             if prediction_loss_only:
                 return loss, None, None
-            logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+            names = ("input_ids", "attention_mask", "decoder_input_ids")
+            logits = model(**{name: inputs[name] for name in names if name in inputs}).logits
+        # Of an encoder-decoder model, states and actions are positions of the decoder.
+        tokens = inputs.get("decoder_input_ids", inputs["input_ids"])
         mask = inputs["dones"][:, :-1].bool()
         rows = torch.arange(mask.shape[0], device=mask.device).unsqueeze(1).expand_as(mask)[mask]
         positions = inputs["actions_ixs"][mask] + 1
-        labels = torch.full_like(inputs["input_ids"], -100)
-        labels[rows, positions] = inputs["input_ids"][rows, positions]
+        labels = torch.full_like(tokens, -100)
+        labels[rows, positions] = tokens[rows, positions]
         return loss, logits, labels
 
     # ----------------------------------------------------------------------------------------------------- metrics
@@ -449,16 +490,32 @@ class ILQLTrainer(Trainer):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied weight is saved once, under its other name.
         tied = self.bare_model.all_tied_weights_keys
-        load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
-        super()._issue_warnings_after_load(load_result)
+        missing = [key for key in load_result.missing_keys if key not in tied]
+        if missing or load_result.unexpected_keys:
+            raise ValueError(
+                f"The checkpoint does not hold this model: {len(missing)} of its weights are missing "
+                f"({', '.join(missing[:3])}) and {len(load_result.unexpected_keys)} are left over "
+                f"({', '.join(load_result.unexpected_keys[:3])}). Training would go on from other weights."
+            )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # What is pushed while training goes on is `args.output_dir`, where no card has been written yet.
-        self.create_model_card()
+        # What is pushed while training goes on is `args.output_dir`, into which the parent copies the weights alone.
+        if self.args.hub_strategy != HubStrategy.END and self.is_world_process_zero():
+            self.create_model_card()
+            for code in Path(checkpoint_folder).glob("*.py"):
+                shutil.copy(code, self.args.output_dir)
         super()._push_from_checkpoint(checkpoint_folder)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        refuse_mixture(resume_from_checkpoint)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
+        adapted = self.accelerator.unwrap_model(self.model)
+        if isinstance(adapted, PeftModel) and self.args.should_save:
+            # PEFT's own class, which a user may have used, does not.
+            save_configuration(adapted, output_dir or self.args.output_dir)
         self.create_model_card(output_dir=output_dir)
 
     def create_model_card(

@@ -1,15 +1,27 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """What users hand to a trainer: names or live models, tokenizers, datasets; loaded, checked and made ready."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset, IterableDataset
+from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..models import AutoModelForCausalLMWithILQLHeads, ILQLForCausalLM
+from ..models import (
+    AutoModelForCausalLMWithILQLHeads,
+    AutoModelForSeq2SeqLMWithILQLHeads,
+    ILQLForCausalLM,
+    ILQLForSeq2SeqLM,
+)
+from ..models.modeling_ilql import HUB_ARGUMENTS
 from .ilql_config import ILQLConfig
+
+
+ILQLModel: TypeAlias = ILQLForCausalLM | ILQLForSeq2SeqLM
 
 
 def check_dataset_type(name: str, dataset: Any) -> None:
@@ -21,9 +33,16 @@ def check_dataset_type(name: str, dataset: Any) -> None:
         )
 
 
-def load_model(model: str | PreTrainedModel, args: ILQLConfig) -> ILQLForCausalLM:
-    """The model with its heads; fresh heads are drawn with the run's seed."""
-    if isinstance(model, ILQLForCausalLM):
+def load_model(model: str | PreTrainedModel, args: ILQLConfig, quantization_config: Any = None) -> Any:
+    """
+    The model with its heads, causal or encoder-decoder as its configuration says, perhaps with an adapter; fresh heads
+    are drawn with the run's seed.
+    """
+    if quantization_config is not None and not isinstance(model, str):
+        raise ValueError(
+            "`quantization_config` goes with a model given by name, and the model is live: load it quantised."
+        )
+    if isinstance(model, (ILQLForCausalLM, ILQLForSeq2SeqLM, PeftModel)):
         if args.model_init_kwargs:
             raise ValueError("`model_init_kwargs` goes with a model given by name, and the model is live.")
         return model
@@ -32,13 +51,51 @@ def load_model(model: str | PreTrainedModel, args: ILQLConfig) -> ILQLForCausalL
     model_init_kwargs: dict[str, Any] = dict(args.model_init_kwargs or {})  # type: ignore[arg-type]
     if isinstance(model, str):
         model_init_kwargs.setdefault("dtype", torch.float32)
+        model_init_kwargs.setdefault("is_trainable", True)  # if it is an adapter
+        if quantization_config is not None:
+            if "quantization_config" in model_init_kwargs:
+                raise ValueError("`quantization_config` is given twice, also in `model_init_kwargs`; leave one out.")
+            model_init_kwargs["quantization_config"] = quantization_config
+    if is_encoder_decoder(model, model_init_kwargs):
+        return AutoModelForSeq2SeqLMWithILQLHeads.from_pretrained(model, **model_init_kwargs)
     return AutoModelForCausalLMWithILQLHeads.from_pretrained(model, **model_init_kwargs)
 
 
-def load_tokenizer(model: ILQLForCausalLM) -> PreTrainedTokenizerBase:
-    """The tokenizer saved with the model, or else that of the language model under the heads."""
+def is_encoder_decoder(model: str | PreTrainedModel, model_init_kwargs: dict[str, Any]) -> bool:
+    """What a live model is, or one of that name, or the one under an adapter of that name."""
+    if not isinstance(model, str):
+        return model.config.is_encoder_decoder
+    loading = {name: model_init_kwargs[name] for name in HUB_ARGUMENTS if name in model_init_kwargs}
+    adapter = find_adapter_config_file(model, **loading)
+    if adapter is not None:
+        return PeftConfig.from_pretrained(str(Path(adapter).parent)).task_type == "SEQ_2_SEQ_LM"
+    more = {name: model_init_kwargs[name] for name in ("gguf_file", "trust_remote_code") if name in model_init_kwargs}
+    config = model_init_kwargs.get("config") or AutoConfig.from_pretrained(model, **loading, **more)
+    return config.is_encoder_decoder
+
+
+def decoder_start_token_id(model: ILQLModel) -> int | None:
+    """The token that the decoder of an encoder-decoder model starts with; None for a causal model."""
+    if not model.config.is_encoder_decoder:
+        return None
+    start, generated = model.config.decoder_start_token_id, model.generation_config.decoder_start_token_id
+    if start is None or generated not in (None, start):
+        raise ValueError(
+            f"The decoder of {type(model.base).__name__} must start with one and the same token in training and in "
+            f"generation; `model.config.decoder_start_token_id` is {start}, that of `model.generation_config` "
+            f"{generated}. Set both."
+        )
+    return start
+
+
+def load_tokenizer(model: ILQLModel, given: Any = None) -> PreTrainedTokenizerBase:
+    """
+    The tokenizer saved with the model, or else that of the language model under the heads. If the model was `given` by
+    name, that may be the name of an adapter, which the model itself does not know.
+    """
     error = None
-    for name in (model.config._name_or_path, model.config.text_config._name_or_path):
+    given = given if isinstance(given, str) else None
+    for name in (given, model.config._name_or_path, model.config.text_config._name_or_path):
         if name:
             try:
                 return AutoTokenizer.from_pretrained(name)
@@ -47,7 +104,7 @@ def load_tokenizer(model: ILQLForCausalLM) -> PreTrainedTokenizerBase:
     raise ValueError("The data is text, and there is no tokenizer with the model: pass `processing_class`.") from error
 
 
-def freeze_and_check(model: ILQLForCausalLM, args: ILQLConfig) -> None:
+def freeze_and_check(model: ILQLModel, args: ILQLConfig) -> None:
     """Freezes what is not trained and refuses a model that cannot be trained."""
     if args.freeze_base:
         model.base.requires_grad_(False)
@@ -55,9 +112,9 @@ def freeze_and_check(model: ILQLForCausalLM, args: ILQLConfig) -> None:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-            # Attention keeps its probability as a number.
+            # Attention keeps its probability as a number, and so do stacks that drop whole layers.
             for name, number in list(vars(module).items()):
-                if "dropout" in name and isinstance(number, float):
+                if ("dropout" in name or "layerdrop" in name) and isinstance(number, float):
                     setattr(module, name, 0.0)
     dtypes = {x.dtype for x in model.heads.target_q.buffers()}
     if dtypes - {torch.float32, torch.float64}:

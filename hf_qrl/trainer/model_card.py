@@ -130,7 +130,10 @@ def model_card(
         reward_mean=config.reward_mean,
         reward_std=config.reward_std,
         history_window=config.history_window,
+        auto_class=f"AutoModelFor{'Seq2SeqLM' if config.is_encoder_decoder else 'CausalLM'}WithILQLHeads",
         conversational=trainer._conversational,
+        # Encoder-decoder models may do without a chat template.
+        plain_conversation=trainer._conversational and not trainer._tokenizer.chat_template,
         dataset_name=", ".join(names),
         num_rows=len(dataset) if hasattr(dataset, "__len__") else None,
         steps=steps,

@@ -10,6 +10,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 
@@ -89,3 +90,19 @@ def no_prefix_tokenizer(make_tokenizer) -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def no_template_tokenizer(make_tokenizer) -> PreTrainedTokenizerFast:
     return make_tokenizer(None)
+
+
+@pytest.fixture(scope="session")
+def make_seq2seq_tokenizer():
+    """Returns a function from what a tokenizer puts around a text, `"$A </s>"` for T5, to a character tokenizer."""
+
+    def make(template: str | None = None, chatml: bool = False) -> PreTrainedTokenizerFast:
+        special = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>", "bos_token": "<s>"}
+        tokenizer = character_tokenizer(string.printable, special)
+        if template is not None:
+            tokens = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("</s>", "<s>")]
+            tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=tokens)
+        tokenizer.chat_template = CHATML if chatml else None
+        return tokenizer
+
+    return make

@@ -116,7 +116,10 @@ def make_lm_head():
         config = SimpleNamespace(final_logit_softcapping=softcap, logit_scale=scale)
         config.get_text_config = lambda: config
         base = SimpleNamespace(
-            get_output_embeddings=lambda: module, config=config, named_buffers=lambda recurse: iter(())
+            get_output_embeddings=lambda: module,
+            get_input_embeddings=lambda: None,
+            config=config,
+            named_buffers=lambda recurse: iter(()),
         )
         return LMHead(base)
 

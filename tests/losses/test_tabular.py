@@ -74,6 +74,9 @@ class TableForCausalLM(PreTrainedModel, GenerationMixin):
         self.model = TableModel(config)
         self.lm_head = nn.Linear(self.model.table.embedding_dim, VOCAB)
 
+    def get_input_embeddings(self):
+        return self.model.table
+
     def get_output_embeddings(self):
         return self.lm_head
 

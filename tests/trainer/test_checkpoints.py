@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import TrainerCallback
 
 from hf_qrl.trainer.checkpoints import last_complete_checkpoint
@@ -174,3 +175,19 @@ class TestCompleteness:
         trainer.train()
         trainer.train(resume_from_checkpoint=False)
         assert trainer.state.global_step == 2
+
+
+class TestForeignCheckpoint:
+    @pytest.mark.parametrize("change", ["missing", "left over"])
+    def test_other_weights_raise(self, make_trainer, change):
+        trainer = make_trainer(save_strategy="steps", save_steps=1, max_steps=2)
+        trainer.train()
+        file = Path(trainer.args.output_dir) / "checkpoint-1" / "model.safetensors"
+        weights = load_file(file)
+        if change == "missing":
+            del weights["heads.target_q.0.weight"]
+        else:
+            weights["heads.q.7.weight"] = torch.zeros(1)
+        save_file(weights, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=rf"does not hold this model: .*{change}.*heads\."):
+            make_trainer(max_steps=2).train(resume_from_checkpoint=str(file.parent))
