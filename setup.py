@@ -31,7 +31,8 @@ EXTRAS = {
     "test": ["pytest>=9.0", "pytest-xdist>=3.8", "hypothesis>=6.100"],
     "quality": ["ruff>=0.17", "mypy>=2.0"],
 }
-EXTRAS["dev"] = EXTRAS["test"] + EXTRAS["quality"] + EXTRAS["viz"]
+# The tests train two processes with DeepSpeed.
+EXTRAS["dev"] = EXTRAS["test"] + EXTRAS["quality"] + EXTRAS["viz"] + EXTRAS["deepspeed"]
 
 setup(
     name="hf_qrl",
@@ -43,7 +44,7 @@ setup(
     # and are installed inside the package, where the code finds them.
     packages=[*find_packages(include=["hf_qrl", "hf_qrl.*"]), "hf_qrl.model_cards"],
     package_dir={"hf_qrl.model_cards": "model_cards"},
-    package_data={"hf_qrl": ["py.typed"], "hf_qrl.model_cards": ["*.md"]},
+    package_data={"hf_qrl": ["py.typed", "accelerate_configs/*.yaml"], "hf_qrl.model_cards": ["*.md"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS,
     classifiers=[

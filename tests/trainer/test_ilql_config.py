@@ -102,3 +102,8 @@ class TestILQLConfig:
 def test_less_is_better_for_losses(tmp_path, metric, given, expected):
     args = ILQLConfig(str(tmp_path), metric_for_best_model=metric, greater_is_better=given)
     assert args.greater_is_better is expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, False), (True, True), (False, False)])
+def test_buffers_are_not_sent_at_each_forward(tmp_path, given, expected):
+    assert ILQLConfig(str(tmp_path), ddp_broadcast_buffers=given).ddp_broadcast_buffers is expected
