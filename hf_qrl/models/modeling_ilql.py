@@ -23,6 +23,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from .adapters import load_adapter
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
 from .modeling_base import ILQLPreTrainedModel
+from .sharding import check_ties
 from .trlx import from_trlx, read_trlx
 
 
@@ -385,12 +386,15 @@ class _AutoModelWithILQLHeads:
             config = AutoConfig.from_pretrained(name, **loading, **more)
         cls.model_class.check_kind(config, f"{str(name)!r}")
         if isinstance(config, cls.model_class.config_class):
-            return cls.model_class.from_pretrained(name, *model_args, **kwargs, **head_arguments)
+            loaded = cls.model_class.from_pretrained(name, *model_args, **kwargs, **head_arguments)
+            check_ties(loaded[0] if kwargs.get("output_loading_info") else loaded, name, **loading)
+            return loaded
         state_dict = None if "gguf_file" in kwargs else read_trlx(name, **loading)
         if state_dict is not None:
             rest = {key: argument for key, argument in kwargs.items() if key not in (*HUB_ARGUMENTS, "config")}
             return from_trlx(cls.model_class, name, state_dict, config, head_arguments, loading, **rest)
         base = cls.model_class.base_auto_class.from_pretrained(name, *model_args, **kwargs)
+        check_ties(base, name, **loading)
         return cls.model_class.from_base(base, **head_arguments)
 
     @classmethod

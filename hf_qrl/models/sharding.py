@@ -1,13 +1,19 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Whole parameters where DeepSpeed ZeRO-3 or FSDP2 keep a part of each on every process."""
 
+import json
+import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 
 def is_partitioned(parameter: torch.nn.Parameter) -> bool:
@@ -34,4 +40,40 @@ def full_tensor(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
 
 
-__all__ = ["full_tensor", "gathered", "is_partitioned"]
+def check_ties(model: Any, name: str | os.PathLike, **loading: Any) -> None:
+    """
+    Raises a `ValueError` if loading under ZeRO-3 has tied weights that differ in the checkpoint: transformers ties
+    what its configuration calls tied unless the two differ, and there both are empty when they are compared. Flan-T5
+    and mT5 have such an LM head of their own.
+
+    Args:
+        model (`PreTrainedModel`): What was loaded.
+        name (`str`): From where.
+        loading: `revision`, `token` and so on, as in `from_pretrained`.
+    """
+    if not is_deepspeed_zero3_enabled():
+        return
+    optional = {"_raise_exceptions_for_missing_entries": False, **loading}
+    files = {}
+    index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, **optional)
+    if index is not None:
+        weight_map = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        files = {key: cached_file(name, filename, **loading) for key, filename in weight_map.items()}
+    elif (weights := cached_file(name, SAFE_WEIGHTS_NAME, **optional)) is not None:
+        with safe_open(weights, "pt") as file:
+            files = dict.fromkeys(file.keys(), weights)
+
+    def read(key: str) -> torch.Tensor:
+        with safe_open(files[key], "pt") as file:
+            return file.get_tensor(key)
+
+    for pair in model.all_tied_weights_keys.items():
+        if all(key in files for key in pair) and not torch.equal(*map(read, pair)):
+            raise ValueError(
+                f"In the checkpoint {str(name)!r} {pair[0]} and {pair[1]} differ, and transformers has tied them as it "
+                "loaded the model under ZeRO-3: one is lost. Load the model before the training arguments are made and "
+                "pass it live, or use ZeRO-2."
+            )
+
+
+__all__ = ["check_ties", "full_tensor", "gathered", "is_partitioned"]

@@ -53,6 +53,11 @@ def check_processes(trainer: Any) -> None:
                 f"FSDP is asked for, and accelerate runs {accelerator.distributed_type.value} in its place, as it "
                 "does without accelerators. On CPUs train with plain data parallelism: leave out `fsdp`."
             )
+        if trainer.bare_model.config.is_encoder_decoder:
+            raise ValueError(
+                "accelerate shards an encoder-decoder model such that its embedding, which encoder and decoder share, "
+                "is in two units of FSDP2, which PyTorch refuses. Use ZeRO-3."
+            )
         if "FULL_STATE_DICT" not in str(accelerator.state.fsdp_plugin.state_dict_type):
             raise ValueError(
                 "With sharded state dicts of FSDP `save_model` writes no weights. Set `state_dict_type` to "

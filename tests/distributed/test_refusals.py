@@ -17,7 +17,9 @@ def make_args(tmp_path, **kwargs) -> ILQLConfig:
     return ILQLConfig(str(tmp_path), use_cpu=True, report_to="none", **kwargs)
 
 
-def make_trainer(args, tensor: int = 1, loaded: bool = False, **accelerator) -> SimpleNamespace:
+def make_trainer(
+    args, tensor: int = 1, loaded: bool = False, encoder_decoder: bool = False, **accelerator
+) -> SimpleNamespace:
     """What `check_processes` looks at."""
     defaults = {"distributed_type": DistributedType.NO, "parallelism_config": None}
     return SimpleNamespace(
@@ -25,6 +27,7 @@ def make_trainer(args, tensor: int = 1, loaded: bool = False, **accelerator) -> 
         accelerator=SimpleNamespace(**{**defaults, **accelerator}),
         get_tp_size=lambda: tensor,
         is_distributed_loading_by_transformers=loaded,
+        bare_model=SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=encoder_decoder)),
     )
 
 
@@ -52,6 +55,12 @@ class TestFSDP:
         monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
         with pytest.raises(ValueError, match="`cpu_ram_efficient_loading`"):
             check_fsdp_settings(make_args(tmp_path))
+
+    def test_encoder_decoder_is_refused(self, tmp_path):
+        args = make_args(tmp_path, fsdp=True, fsdp_config={"version": 2})
+        trainer = make_trainer(args, encoder_decoder=True, distributed_type=DistributedType.FSDP)
+        with pytest.raises(ValueError, match="encoder-decoder.*Use ZeRO-3"):
+            check_processes(trainer)
 
     def test_data_parallelism_in_its_place_is_refused(self, tmp_path):
         args = make_args(tmp_path, fsdp=True, fsdp_config={"version": 2})

@@ -15,6 +15,8 @@ from hf_qrl import (
     ILQLSeq2SeqLMConfig,
     Seq2SeqILQLOutput,
 )
+from hf_qrl.models import sharding
+from hf_qrl.models.sharding import check_ties
 
 
 VOCAB_SIZE = 61
@@ -264,3 +266,24 @@ class TestResize:
         model.save_pretrained(tmp_path)
         for got, expected in zip(values(ILQLForSeq2SeqLM.from_pretrained(tmp_path), inputs), after, strict=True):
             assert torch.equal(got, expected)
+
+
+class TestCheckTies:
+    """Under ZeRO-3 transformers compares weights that are empty; what it tied wrongly must not be trained."""
+
+    @pytest.mark.parametrize("heads", [False, True])
+    @pytest.mark.parametrize("shard", SIZES.values())
+    @pytest.mark.parametrize("name", ["t5", "flan_t5", "bart"])
+    def test_lost_lm_head_raises(
+        self, make_seq2seq_base, make_seq2seq_model, tmp_path, monkeypatch, name, shard, heads
+    ):
+        model = make_seq2seq_model(name) if heads else make_seq2seq_base(name)
+        model.save_pretrained(tmp_path, max_shard_size=shard)
+        tied = type(model)(model.config)  # as the configuration has it
+        check_ties(tied, tmp_path)  # without ZeRO-3 there is nothing to check
+        monkeypatch.setattr(sharding, "is_deepspeed_zero3_enabled", lambda: True)
+        if name == "flan_t5":
+            with pytest.raises(ValueError, match="lm_head.weight and .*shared.weight differ.*pass it live"):
+                check_ties(tied, tmp_path)
+        else:
+            check_ties(tied, tmp_path)

@@ -23,10 +23,15 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from datasets import load_from_disk
 from peft import LoraConfig
 from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer, TrainerCallback, set_seed
+from transformers import AutoConfig, AutoTokenizer, TrainerCallback, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLTrainer
+from hf_qrl import (
+    AutoModelForCausalLMWithILQLHeads,
+    AutoModelForSeq2SeqLMWithILQLHeads,
+    ILQLConfig,
+    ILQLTrainer,
+)
 from hf_qrl.losses.vocabulary import vocabulary_loss
 
 
@@ -100,7 +105,9 @@ def load(run: dict[str, Any], rank: int) -> Any:
     """A live model, made before any DeepSpeed configuration is there."""
     unset_hf_deepspeed_config()
     torch.manual_seed(run.get("live_seeds", [0, 0])[rank])
-    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(run["live"], **run.get("head_arguments", {}))
+    encoder_decoder = AutoConfig.from_pretrained(run["live"]).is_encoder_decoder
+    loader = AutoModelForSeq2SeqLMWithILQLHeads if encoder_decoder else AutoModelForCausalLMWithILQLHeads
+    model = loader.from_pretrained(run["live"], **run.get("head_arguments", {}))
     if "live_seeds" in run:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
