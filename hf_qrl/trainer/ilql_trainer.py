@@ -2,25 +2,15 @@
 """Implicit language Q-learning as a `transformers.Trainer`."""
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset, IterableDataset
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    Trainer,
-    TrainerCallback,
-)
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction, HubStrategy
-from transformers.utils import logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from ..data import (
     DataCollatorForILQL,
@@ -31,38 +21,26 @@ from ..data import (
     is_conversational,
     is_prepared,
     prepare_dataset,
-    return_statistics,
     standardization,
     training_chat_template,
-    value_bounds,
 )
 from ..data.formats import column_names, detect_format
 from ..losses.ilql import check_options, ilql_loss_from_states, metrics_from_sums
-from ..models.adapters import refuse_mixture, save_configuration
 from .adapters import adapt, base_of
+from .base_trainer import BaseTrainer
 from .callbacks import LMHeadCheckCallback, SampleTableCallback
-from .checkpoints import is_complete, last_complete_checkpoint, mark_incomplete
+from .fitting import fit_to_data
 from .ilql_config import ILQLConfig
-from .inputs import (
-    ILQLModel,
-    check_dataset_type,
-    decoder_start_token_id,
-    freeze_and_check,
-    load_model,
-    load_tokenizer,
-)
+from .inputs import check_dataset_type, decoder_start_token_id, freeze_and_check, load_model, load_tokenizer
 from .metrics import MetricSums
-from .model_card import model_card
-from .processes import begin_alike, check_fsdp_settings, check_processes
+from .processes import check_fsdp_settings, check_processes
 from .targets import TargetUpdateCallback
 
-
-logger = logging.get_logger(__name__)
 
 AnyDataset: TypeAlias = Dataset | IterableDataset
 
 
-class ILQLTrainer(Trainer):
+class ILQLTrainer(BaseTrainer):
     r"""
     Trains a causal or an encoder-decoder language model with ILQL heads on rewarded texts, dialogues or episodes.
 
@@ -203,7 +181,7 @@ class ILQLTrainer(Trainer):
         if eval_dataset is not None:
             with args.main_process_first(local=False, desc="preparing the evaluation data"):
                 eval_dataset = self._prepare_eval_dataset(eval_dataset)
-        self._fit_to_data(model, args, train_dataset)
+        self.value_min, self.value_max = fit_to_data(model, args, train_dataset)
 
         if data_collator is None:
             pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -250,16 +228,6 @@ class ILQLTrainer(Trainer):
             )
         self.model.add_model_tags(self._tag_names)
 
-    @property
-    def bare_model(self) -> ILQLModel:
-        """The model with its heads, without an adapter around it or what wraps it for several processes."""
-        return base_of(self.accelerator.unwrap_model(self.model))
-
-    def _wrap_model(self, model: nn.Module, training: bool = True, *args: Any, **kwargs: Any) -> Any:
-        if training and self.is_fsdp_enabled:
-            begin_alike(model, self.accelerator.device)
-        return super()._wrap_model(model, training, *args, **kwargs)
-
     # -------------------------------------------------------------------------------------------------------- data
 
     def _prepare_dataset(self, dataset: AnyDataset, name: str) -> AnyDataset:
@@ -271,52 +239,6 @@ class ILQLTrainer(Trainer):
         if isinstance(dataset, dict):
             return {name: self._prepare_dataset(part, name) for name, part in dataset.items()}
         return self._prepare_dataset(dataset, "eval")
-
-    def _fit_to_data(self, model: ILQLModel, args: ILQLConfig, dataset: AnyDataset | None) -> None:
-        """Bounds of the targets, start values of the heads, and what this data cannot be trained on."""
-        self.value_min, self.value_max = args.value_min, args.value_max
-        if dataset is None:
-            return
-        if isinstance(dataset, IterableDataset):
-            if args.target == "mc":
-                raise ValueError(
-                    '`target="mc"` needs to know that no row is truncated, which a stream cannot tell beforehand; use '
-                    'a `Dataset`, or `target="td"`.'
-                )
-            if args.value_min is None or args.value_max is None:
-                logger.warning(
-                    "The data is a stream, so no bounds of the values are derived from it; set `value_min` and "
-                    "`value_max` where they are known."
-                )
-            return
-        statistics = return_statistics(dataset, args.gamma, args.discount_on)
-        if args.target == "mc" and statistics.continues_elsewhere:
-            raise ValueError(
-                '`target="mc"` needs the return of a whole episode, which a row of one turn does not hold (with a '
-                'history window, or an encoder-decoder model); use `target="td"`.'
-            )
-        if args.target == "mc" and statistics.truncated_fraction > 0:
-            raise ValueError(
-                f"{statistics.truncated_fraction:.1%} of the rows are truncated: their returns are unknown, and "
-                '`target="mc"` would take what was paid so far for all there is. Drop them, raise `max_length`, or '
-                'use `target="td"`, which bootstraps.'
-            )
-        if statistics.reward_min == statistics.reward_max == 0:
-            logger.warning(
-                "Every reward is zero, so there is nothing to learn from but the data itself. Rows that were cut at "
-                f"`max_length` ({statistics.truncated_fraction:.1%} of all are truncated) lose rewards beyond the cut."
-            )
-        low, high = value_bounds(statistics, args.gamma)
-        self.value_min = low if args.value_min is None else args.value_min
-        self.value_max = high if args.value_max is None else args.value_max
-        if not self.value_min <= self.value_max:
-            raise ValueError(
-                f"The bounds of the values cross: [{self.value_min:g}, {self.value_max:g}], where the data gives "
-                f"[{low:g}, {high:g}]. Set both `value_min` and `value_max`."
-            )
-        logger.info(f"Targets of Q and V are clamped to [{self.value_min:g}, {self.value_max:g}].")
-        if model.heads.is_constant():
-            model.heads.set_constant(min(max(statistics.mean_return, self.value_min), self.value_max))
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = [x.name for x in dataclasses.fields(self._batch_class)]
@@ -458,94 +380,6 @@ class ILQLTrainer(Trainer):
         for name, number in self._pop_metrics("eval").items():
             output.metrics[f"{metric_key_prefix}_{name}"] = number
         return output
-
-    # ------------------------------------------------------------------------------------------------- checkpoints
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`~transformers.Trainer.train`]; `resume_from_checkpoint=True` takes the last whole checkpoint."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir)
-            if resume_from_checkpoint is None:
-                raise ValueError(f"There is no complete checkpoint in {self.args.output_dir!r} to resume from.")
-        elif resume_from_checkpoint and not os.path.isdir(resume_from_checkpoint):
-            raise ValueError(f"There is no checkpoint directory {str(resume_from_checkpoint)!r}.")
-        elif isinstance(resume_from_checkpoint, (str, os.PathLike)) and not is_complete(resume_from_checkpoint):
-            raise ValueError(
-                f"The checkpoint {str(resume_from_checkpoint)!r} was not written to its end; resume from an earlier "
-                "one (`resume_from_checkpoint=True` finds the last that is whole)."
-            )
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if self.args.should_save:
-            mark_incomplete(checkpoint)
-        super()._save_checkpoint(model, trial)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        # Every process writes its own; the trainer's state comes next, and says that the checkpoint is whole.
-        self.accelerator.wait_for_everyone()
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # A tied weight is saved once, under its other name.
-        tied = self.bare_model.all_tied_weights_keys
-        missing = [key for key in load_result.missing_keys if key not in tied]
-        if missing or load_result.unexpected_keys:
-            raise ValueError(
-                f"The checkpoint does not hold this model: {len(missing)} of its weights are missing "
-                f"({', '.join(missing[:3])}) and {len(load_result.unexpected_keys)} are left over "
-                f"({', '.join(load_result.unexpected_keys[:3])}). Training would go on from other weights."
-            )
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        # What is pushed while training goes on is `args.output_dir`, into which the parent copies the weights alone.
-        if self.args.hub_strategy != HubStrategy.END and self.is_world_process_zero():
-            self.create_model_card()
-            for code in Path(checkpoint_folder).glob("*.py"):
-                shutil.copy(code, self.args.output_dir)
-        super()._push_from_checkpoint(checkpoint_folder)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        refuse_mixture(resume_from_checkpoint)
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        adapted = self.accelerator.unwrap_model(self.model)
-        if isinstance(adapted, PeftModel) and self.args.should_save:
-            # PEFT's own class, which a user may have used, does not.
-            save_configuration(adapted, output_dir or self.args.output_dir)
-        self.create_model_card(output_dir=output_dir)
-
-    def create_model_card(
-        self,
-        model_name: str | None = None,
-        dataset_name: str | list[str] | None = None,
-        tags: str | list[str] | None = None,
-        output_dir: str | None = None,
-        license: str | None = None,
-        language: str | list[str] | None = None,
-    ) -> None:
-        """
-        Writes `README.md` from the template of `model_cards/`. `push_to_hub` hands its further arguments on to it.
-
-        Args:
-            model_name (`str`, *optional*): Name of the model; that of the output directory if not given.
-            dataset_name (`str` or `list[str]`, *optional*): Names of the training data.
-            tags (`str` or `list[str]`, *optional*): Further tags.
-            output_dir (`str`, *optional*): Where to write; `args.output_dir` if not given.
-            license (`str`, *optional*): License of the model, as the Hub abbreviates it.
-            language (`str` or `list[str]`, *optional*): Languages of the model, by their codes.
-        """
-        if not self.is_world_process_zero():
-            return
-        directory = Path(output_dir or self.args.output_dir)
-        directory.mkdir(parents=True, exist_ok=True)
-        card = model_card(
-            self, model_name=model_name, dataset_name=dataset_name, tags=tags, license=license, language=language
-        )
-        (directory / "README.md").write_text(card, encoding="utf-8")
 
 
 __all__ = ["ILQLTrainer"]
