@@ -19,6 +19,8 @@ from .models import (
 
 
 if TYPE_CHECKING:
+    from .environments import EnvironmentInterface, EnvironmentReturn, TextEnv
+    from .rollouts import collect_episodes, evaluate_policy
     from .trainer.ilql_config import ILQLConfig
     from .trainer.ilql_trainer import ILQLTrainer
 
@@ -34,8 +36,13 @@ AutoModelForSeq2SeqLM.register(ILQLSeq2SeqLMConfig, ILQLForSeq2SeqLM)
 
 # Loaded on first use: trainers import more than a user who only loads a model needs.
 _LAZY = {
+    "EnvironmentInterface": "hf_qrl.environments",
+    "EnvironmentReturn": "hf_qrl.environments",
     "ILQLConfig": "hf_qrl.trainer.ilql_config",
     "ILQLTrainer": "hf_qrl.trainer.ilql_trainer",
+    "TextEnv": "hf_qrl.environments",
+    "collect_episodes": "hf_qrl.rollouts",
+    "evaluate_policy": "hf_qrl.rollouts",
 }
 
 
@@ -53,6 +60,8 @@ __all__ = [
     "AutoModelForCausalLMWithILQLHeads",
     "AutoModelForSeq2SeqLMWithILQLHeads",
     "CausalILQLOutput",
+    "EnvironmentInterface",
+    "EnvironmentReturn",
     "ILQLCausalLMConfig",
     "ILQLConfig",
     "ILQLForCausalLM",
@@ -60,4 +69,7 @@ __all__ = [
     "ILQLSeq2SeqLMConfig",
     "ILQLTrainer",
     "Seq2SeqILQLOutput",
+    "TextEnv",
+    "collect_episodes",
+    "evaluate_policy",
 ]

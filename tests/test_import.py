@@ -8,7 +8,9 @@ import pytest
 
 import hf_qrl
 import hf_qrl.data
+import hf_qrl.environments
 import hf_qrl.losses
+import hf_qrl.rollouts
 
 
 HEAVY = ("ray", "deepspeed", "peft", "trl", "chess", "gymnasium")
@@ -19,7 +21,7 @@ import socket, sys
 def refuse(*args, **kwargs):
     raise OSError("network")
 socket.socket.connect = refuse
-import hf_qrl, hf_qrl.data, hf_qrl.losses
+import hf_qrl, hf_qrl.data, hf_qrl.losses, hf_qrl.environments, hf_qrl.distributed.executors
 print([module for module in {HEAVY!r} if module in sys.modules])
 import hf_qrl.trainer.ilql_trainer
 """
@@ -31,7 +33,10 @@ def test_import_is_light_and_needs_no_network():
     assert result.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", [hf_qrl, hf_qrl.data, hf_qrl.losses], ids=lambda module: module.__name__)
+MODULES = [hf_qrl, hf_qrl.data, hf_qrl.environments, hf_qrl.losses, hf_qrl.rollouts]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_public_names_exist(module):
     assert module.__all__ == sorted(module.__all__)
     for name in module.__all__:

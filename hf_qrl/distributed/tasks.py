@@ -141,8 +141,7 @@ class Executor(ABC):
         """Yields one outcome per task."""
 
     def _guarded_run(self, tasks: list[Task]) -> Iterator[Outcome]:
-        if self._closed:
-            raise RuntimeError(f"This `{type(self).__name__}` is closed. Make a new one.")
+        self._check_open()
         if self._running:
             raise RuntimeError("Another `run` of this executor has not ended. Take all its outcomes, or close it.")
         self._running = True
@@ -155,6 +154,10 @@ class Executor(ABC):
             raise
         finally:
             self._running = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"This `{type(self).__name__}` is closed. Make a new one.")
 
     def __enter__(self):
         return self

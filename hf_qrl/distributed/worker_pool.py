@@ -161,6 +161,7 @@ class WorkerPool(Executor):
             elif slot.worker is not None:
                 slot.worker.kill()
             slot.worker = None
+            self._free(slot)
         self._stop(idle)
 
     def _run(self, tasks: list[Task]) -> Iterator[Outcome]:
@@ -169,10 +170,12 @@ class WorkerPool(Executor):
             # An outcome per task, by construction: the loop has no other end.
             for _ in tasks:
                 while not self._done:
+                    self._check_open()
                     self._turn()
                 # Workers must not wait while the caller looks at an outcome.
-                self._start_workers()
-                self._hand_out()
+                if not self._closed:
+                    self._start_workers()
+                    self._hand_out()
                 yield self._done.popleft()
         finally:
             self._end()
@@ -206,11 +209,11 @@ class WorkerPool(Executor):
         self._done.clear()
 
     def _turn(self) -> None:
+        self._check_hope()
         self._start_workers()
         self._hand_out()
         if self._done:
             return
-        self._check_hope()
         times = [slot.deadline for slot in self._slots if slot.worker is not None]
         times += [slot.not_before for slot in self._slots if slot.not_before > monotonic()]
         pause = max(0.0, min([_TICK, *(time - monotonic() for time in times)]))
@@ -300,10 +303,8 @@ class WorkerPool(Executor):
             if entry.crashes <= self._max_crashes:
                 self._queue.append(entry)
             else:
-                failure = self._fail(
-                    entry, slot.number, "crashed", f"It killed its worker {entry.crashes} times. {message}"
-                )
-                self._crashed[entry.task.key] = failure
+                text = f"It killed its worker {entry.crashes} times. {message}"
+                self._crashed[entry.task.key] = self._fail(entry, slot.number, "crashed", text)
         self._lose_pinned(slot, message)
 
     def _deadline_passed(self, slot: _Slot) -> None:
@@ -355,9 +356,9 @@ class WorkerPool(Executor):
     def _check_hope(self) -> None:
         """Stops when nothing can be done any more, instead of starting workers for ever."""
         failed = [slot for slot in self._slots if slot.failed_starts > 0]
-        hopeless = not self._ever_ready and all(slot in failed for slot in self._slots if slot.worker is not None)
+        never = not self._ever_ready and all(slot in failed for slot in self._slots if slot.worker is not None)
         given_up = all(slot.failed_starts >= self._max_starts for slot in self._slots)
-        if (hopeless and failed) or given_up:
+        if (never and failed) or given_up:
             raise WorkerStartError(
                 f"No worker can be started. {len(failed)} of {self.num_slots} failed, the last with:\n"
                 f"{failed[-1].start_error}\nThe factory must be able to make its object in a new process. Try it "

@@ -70,9 +70,9 @@ def check_ties(model: Any, name: str | os.PathLike, **loading: Any) -> None:
     for pair in model.all_tied_weights_keys.items():
         if all(key in files for key in pair) and not torch.equal(*map(read, pair)):
             raise ValueError(
-                f"In the checkpoint {str(name)!r} {pair[0]} and {pair[1]} differ, and transformers has tied them as it "
-                "loaded the model under ZeRO-3: one is lost. Load the model before the training arguments are made and "
-                "pass it live, or use ZeRO-2."
+                f"In the checkpoint {str(name)!r} {pair[0]} and {pair[1]} differ, and transformers has tied them as "
+                "it loaded the model under ZeRO-3: one is lost. Load the model before the training arguments are made "
+                "and pass it live, or use ZeRO-2."
             )
 
 

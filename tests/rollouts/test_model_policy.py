@@ -1,0 +1,193 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+import numpy as np
+import pytest
+import torch
+
+from hf_qrl.data import prepare_dataset
+from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE
+from hf_qrl.rollouts import ModelPolicy, collect_episodes
+from hf_qrl.rollouts.sampling import RowSampler
+from tests.environments.games_for_tests import TreasureHunt
+from tests.rollouts.games import Counting, Endless
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def seeds_of(numbers):
+    return [np.random.SeedSequence(number) for number in numbers]
+
+
+class Noting(ModelPolicy):
+    """Notes the prompts it acts on."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.prompts = []
+
+    def prompt(self, *args):
+        tokens = super().prompt(*args)
+        self.prompts.append(tokens)
+        return tokens
+
+
+@pytest.mark.parametrize("env", [TreasureHunt, Counting, Endless])
+@pytest.mark.parametrize("history_window", [None, 1, 2])
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_it_acts_in_the_contexts_of_training(env, history_window, template, make_model, make_tokenizer, tokenizer):
+    tokenizer = tokenizer if template == "chat" else make_tokenizer(None)
+    model = make_model(head_type="linear", history_window=history_window)
+    policy = Noting(model, tokenizer, max_new_tokens=5)
+    episodes = collect_episodes(policy, env, 1, max_turns=4, on_length="continue", progress=False)
+    assert len(episodes[0]["turn_rewards"]) == len(policy.prompts) > 0
+    if template == "plain":
+        with pytest.raises(ValueError, match="no chat template"):
+            prepare_dataset(episodes, tokenizer)
+        tokenizer.chat_template = PLAIN_CHAT_TEMPLATE
+    rows = prepare_dataset(episodes, tokenizer, history_window=history_window)
+    contexts = []
+    for row in rows:
+        for turn in sorted(set(row["turn_ixs"])):
+            first = row["actions_ixs"][row["turn_ixs"].index(turn)]
+            contexts.append(row["input_ids"][: first + 1])
+    assert contexts == policy.prompts
+
+
+def test_it_acts_in_the_contexts_of_training_of_encoders(make_seq2seq_model, tokenizer, plain_tokenizer):
+    for words in (tokenizer, plain_tokenizer):
+        policy = Noting(make_seq2seq_model(head_type="linear"), words, max_new_tokens=5)
+        episodes = collect_episodes(policy, TreasureHunt, 1, max_turns=3, on_length="continue", progress=False)
+        start = policy.model.config.decoder_start_token_id
+        rows = prepare_dataset(episodes, words, decoder_start_token_id=start)
+        assert rows["input_ids"] == policy.prompts
+        assert all(row["return"] <= 1 for row in episodes)
+
+
+def test_each_row_has_its_own_stop_strings(make_model, tokenizer):
+    policy = ModelPolicy(make_model(), tokenizer, max_new_tokens=40)
+    conversations = [user("a")] * 6
+    free = policy.act(conversations, [None] * 6, seeds_of([1] * 6))
+    text = free[0].text
+    assert len({action.text for action in free}) == 1 and len(text) > 8
+    stops = [text[1], text[3:6], "§", text[6:8]]
+    rows = policy.act(
+        conversations, [[stops[0]], [stops[1]], [stops[2]], None, [stops[3], stops[1]], []], seeds_of([1] * 6)
+    )
+    assert rows[0].text == text[: text.index(stops[0]) + 1] and rows[0].finish == f"stop:{stops[0]}"
+    assert rows[1].text == text[: text.index(stops[1]) + 3] and rows[1].finish == f"stop:{stops[1]}"
+    for row in (rows[2], rows[3], rows[5]):
+        assert (row.text, row.finish) == (text, free[0].finish)
+    assert rows[4].text == rows[1].text or rows[4].text.endswith(stops[3])
+    for row in rows:
+        assert tokenizer.decode(row.token_ids, skip_special_tokens=True) == row.text
+        assert len(row.logprobs) == row.num_tokens == len(row.token_ids)
+
+
+def test_a_row_does_not_depend_on_its_batch(make_model, make_seq2seq_model, tokenizer):
+    conversations = [user("hi"), user("a longer story, with commas"), user("x" * 50), user(""), user("hi")]
+    seeds = seeds_of(range(5))
+    stops = [["a"], None, ["q", "zz"], ["\n"], None]
+    models = (make_model(), make_model(head_type="linear", beta=2.0), make_seq2seq_model(head_type="linear"))
+    for model in models:
+        policy = ModelPolicy(model, tokenizer, max_new_tokens=24)
+        together = policy.act(conversations, stops, seeds)
+        assert len({action.text for action in together}) == 5
+        alone = [policy.act([c], [s], [seed])[0] for c, s, seed in zip(conversations, stops, seeds, strict=True)]
+        reverse = policy.act(conversations[::-1], stops[::-1], seeds[::-1])[::-1]
+        pairs = ModelPolicy(model, tokenizer, max_new_tokens=24, batch_size=2).act(conversations, stops, seeds)
+        for other in (alone, reverse, pairs):
+            for a, b in zip(together, other, strict=True):
+                assert (a.text, a.finish, a.token_ids) == (b.text, b.finish, b.token_ids)
+                assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+def test_log_probabilities_are_those_of_the_policy(make_model, tokenizer):
+    model = make_model(head_type="linear", beta=1.0)
+    conversation = user("what next?")
+    for beta, temperature in ((None, 1.0), (3.0, 0.5)):
+        policy = ModelPolicy(model, tokenizer, max_new_tokens=10, beta=beta, temperature=temperature)
+        (action,) = policy.act([conversation], [None], seeds_of([3]))
+        prompt = policy.prompt(conversation)
+        tokens = torch.tensor([prompt + action.token_ids])
+        with torch.no_grad():
+            logits = model(tokens, **({} if beta is None else {"beta": beta})).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(action.token_ids)[:, None])
+        assert action.logprobs == pytest.approx(logprobs.squeeze(-1).tolist(), abs=1e-4)
+        assert action.num_prompt_tokens == len(prompt)
+
+
+def test_greedy_replies_are_those_of_generate(make_model, tokenizer):
+    model = make_model()
+    model.generation_config.update(temperature=0.3, top_p=0.5, do_sample=True)
+    policy = ModelPolicy(model, tokenizer, max_new_tokens=12, do_sample=False)
+    conversations = [user("what next?"), user("who")]
+    actions = policy.act(conversations, [None] * 2, seeds_of([0, 1]))
+    for conversation, action in zip(conversations, actions, strict=True):
+        prompt = policy.prompt(conversation)
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, temperature=None, top_p=None)
+        assert out[0, len(prompt) :].tolist() == action.token_ids
+
+
+def test_eos_and_length(make_model, tokenizer):
+    policy = ModelPolicy(make_model(), tokenizer, max_new_tokens=200, temperature=3.0)
+    actions = policy.act([user("a")] * 8, [None] * 8, seeds_of(range(8)))
+    assert "eos" in {action.finish for action in actions}
+    for action in actions:
+        assert (tokenizer.eos_token_id in action.token_ids) == (action.finish == "eos")
+        assert (action.token_ids[-1] == tokenizer.eos_token_id) == (action.finish == "eos")
+        assert "<|im_end|>" not in action.text
+
+
+def test_prompts_that_do_not_fit(make_model, tokenizer):
+    policy = ModelPolicy(make_model(max_position_embeddings=64), tokenizer, max_new_tokens=50, temperature=0.01)
+    frame = len(policy.prompt(user("")))
+    texts = [user("x" * (length - frame)) for length in (37, 63, 64)]
+    short, fitting, long = policy.act(texts, [None] * 3, seeds_of(range(3)))
+    assert (short.num_tokens, short.finish) == (64 - 37, "length") or short.finish == "eos"
+    assert fitting.num_tokens == 1
+    assert (long.text, long.finish, long.num_prompt_tokens) == ("", "overflow", 64)
+    (limited,) = policy.act(texts[:1], [None], seeds_of([0]), max_seq_len=40)
+    assert limited.num_tokens <= 3
+
+
+def test_the_mode_and_the_random_state_stay(make_model, tokenizer):
+    model = make_model().train()
+    state = torch.get_rng_state()
+    ModelPolicy(model, tokenizer, max_new_tokens=3).act([user("a")], [None], seeds_of([0]))
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_sampling_is_exact():
+    logits = torch.tensor([[0.0, 2.0, -torch.inf, 1.0, -3.0]])
+    n = 20_000
+    sampler = RowSampler(seeds_of(range(n)), prompt_length=1, max_new_tokens=1)
+    chosen = sampler(torch.zeros(n, 1, dtype=torch.long), logits.repeat(n, 1)).argmax(-1)
+    frequencies = torch.bincount(chosen, minlength=5) / n
+    probabilities = logits.softmax(-1)[0]
+    error = (frequencies - probabilities) / (probabilities * (1 - probabilities) / n).sqrt().clamp(min=1e-9)
+    assert frequencies[2] == 0 and error.abs().max() < 4.5
+    assert torch.tensor(sampler.logprobs())[:, 0].exp().allclose(probabilities[chosen], atol=1e-6)
+
+
+def test_top_k_and_top_p():
+    logits = torch.tensor([[0.0, 2.0, 1.0, -3.0]]).repeat(500, 1)
+    ids = torch.zeros(500, 1, dtype=torch.long)
+    for kwargs, kept in (({"top_k": 2}, {1, 2}), ({"top_p": 0.5}, {1}), ({"temperature": 0.01}, {1})):
+        sampler = RowSampler(seeds_of(range(500)), 1, 1, **kwargs)
+        assert set(sampler(ids, logits).argmax(-1).tolist()) == kept
+
+
+def test_identity(make_model, tokenizer):
+    policy = ModelPolicy(make_model(head_type="linear", beta=2.0), tokenizer, top_k=5)
+    assert policy.identity()["sampling"] == {
+        "do_sample": True,
+        "temperature": 1.0,
+        "top_k": 5,
+        "top_p": None,
+        "max_new_tokens": 64,
+        "beta": 2.0,
+    }
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        ModelPolicy(make_model(), tokenizer, max_new_tokens=0)
