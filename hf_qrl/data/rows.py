@@ -180,6 +180,9 @@ def check_row(
         "turn_ixs": num_actions,
         "attention_mask": len(row["input_ids"]),
     }
+    for name in ("turn_ixs", "attention_mask", "next_input_ids", "next_attention_mask"):
+        if name in row and row[name] is None:
+            raise ValueError(f"{where}: `{name}` is None. Give every row one, or leave the column out.")
     for name, count in expected.items():
         if name in row and len(row[name]) != count:
             raise ValueError(
@@ -205,6 +208,15 @@ def check_row(
         )
     if "attention_mask" in row and np.any(np.diff(np.asarray(row["attention_mask"])) > 0):
         raise ValueError(f"{where}: `attention_mask` masks tokens on the left. Rows are padded on the right.")
+    if "attention_mask" in row and 0 in row["attention_mask"]:
+        raise ValueError(f"{where}: `attention_mask` masks tokens. Rows hold no padding: leave those tokens out.")
+    if "turn_ixs" in row and np.any(np.diff(np.asarray(row["turn_ixs"])) < 0):
+        raise ValueError(f"{where}: `turn_ixs` must not fall, got {row['turn_ixs']}.")
+    if "next_attention_mask" in row and list(row["next_attention_mask"]) != [1] * len(row["next_input_ids"]):
+        raise ValueError(
+            f"{where}: `next_attention_mask` must be 1 for each of the {len(row['next_input_ids'])} tokens of "
+            f"`next_input_ids`, got {row['next_attention_mask']}. A row without a next state has none of either."
+        )
     if "terminated" in row and "truncated" not in row:
         raise ValueError(f"{where}: tokenised rows say `truncated`, not `terminated`. Add that column.")
     if "truncated" in row and not isinstance(row["truncated"], bool):

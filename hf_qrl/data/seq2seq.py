@@ -102,8 +102,9 @@ class Seq2SeqRenderer:
         eos = self.tokenizer.eos_token_id
         if not finished:
             # The tokenizer ends whatever it is given; the model has not.
-            ends = self.tokenizer(text_target="")["input_ids"][-1:] == [eos]
-            return tokens[:-1] if ends else tokens
+            empty = self.tokenizer(text_target="")["input_ids"]
+            ending = empty[empty.index(eos) :] if eos in empty else []
+            return tokens[: len(tokens) - len(ending)] if ending and tokens[-len(ending) :] == ending else tokens
         end = next((i + 1 for i, token in enumerate(tokens) if token in (eos, *self.eos_token_ids)), None)
         if end is None and eos is not None:
             return [*tokens, eos]

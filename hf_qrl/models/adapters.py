@@ -35,10 +35,22 @@ class AdapterWithHeads:
 
     def merge_and_unload(self, *args: Any, **kwargs: Any) -> Any:
         """As that of PEFT's models; the result has no name until it is saved, for its weights are those of no file."""
+        names = kwargs.get("adapter_names")
+        if names is not None and list(names) != list(self.active_adapters):  # type: ignore[attr-defined]
+            raise ValueError(
+                f"The heads are those of the active adapter {self.active_adapters}, "  # type: ignore[attr-defined]
+                f"and {names} would be merged. Activate it first: `model.set_adapter(...)`."
+            )
         model = self.base_model.merge_and_unload(*args, **kwargs)  # type: ignore[attr-defined]
         model.name_or_path = model.config._name_or_path = ""
         model.made_from_base = False
         return model
+
+    def add_weighted_adapter(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused."""
+        raise ValueError(
+            "Adapters with heads cannot be combined: PEFT would combine their layers and leave the heads."
+        )
 
 
 def save_configuration(model: Any, directory: str | os.PathLike) -> None:
@@ -139,6 +151,13 @@ def load_adapter(
         )
     config = read_configuration(auto_class.model_class.config_class, directory)
     if config is not None:
+        kinds = {key: getattr(config, key) for key in ("head_type", "head_stem", "head_expansion")}
+        asked = {key: head_arguments[key] for key in kinds if head_arguments.get(key) is not None}
+        wrong = {key: value for key, value in asked.items() if value != kinds[key]}
+        if wrong:
+            raise ValueError(
+                f"The heads of the adapter {title!r} are {kinds}, and {wrong} is asked for; leave it out."
+            )
         head_arguments = {**{field: getattr(config, field) for field in head_fields}, **head_arguments}
     elsewhere = {key: loading[key] for key in loading if key not in ("revision", "subfolder")}
     if peft_config.revision:

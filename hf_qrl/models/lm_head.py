@@ -9,7 +9,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
+
+
+# One at a time: two that overlap would restore each other's forward.
+_LENDING = threading.RLock()
 
 
 class LMHead:
@@ -30,21 +35,33 @@ class LMHead:
 
     def lend(self, rows: torch.Tensor, function: Callable[[torch.Tensor, torch.Tensor], Any]) -> Any:
         """
-        `function(rows, weight)` in the place of the layer's own forward: what DDP, FSDP and DeepSpeed do around a
-        forward, such as gathering the weight, they do around this.
+        `function(rows, weight)`. Where the weight lies elsewhere between forwards (DeepSpeed ZeRO-3, FSDP2, offloading
+        by accelerate) it runs in the place of the layer's own forward, around which it is fetched and put back.
         """
         module = self.module
-        own = vars(module).get("forward")
-        module.forward = lambda given: function(rows if self.shared else given, module.weight)
-        try:
-            # FSDP2 reduces the gradients of a module once that of its input is there: too early, and without a word,
-            # for a weight to which the input embedding has yet to add its own.
-            return module(rows.detach() if self.shared else rows)
-        finally:
-            if own is None:
-                del module.forward
-            else:
-                module.forward = own
+        offloaded = "_hf_hook" in vars(module)
+        if not (offloaded or isinstance(module, FSDPModule) or hasattr(module.weight, "ds_numel")):
+            return function(rows, module.weight)
+        # accelerate's hook is in `forward` itself, and calls what was there before.
+        name = "_old_forward" if offloaded else "forward"
+        with _LENDING:
+            own, original, thread = vars(module).get(name), getattr(module, name), threading.get_ident()
+
+            def borrowed(given: torch.Tensor) -> Any:
+                if threading.get_ident() != thread:
+                    return original(given)
+                return function(rows if self.shared else given, module.weight)
+
+            setattr(module, name, borrowed)
+            try:
+                # FSDP2 reduces the gradients of a module once that of its input is there: too early, and without a
+                # word, for a weight to which the input embedding has yet to add its own.
+                return module(rows.detach() if self.shared else rows)
+            finally:
+                if own is None:
+                    delattr(module, name)
+                else:
+                    setattr(module, name, own)
 
     def __call__(self, rows: torch.Tensor, evaluate: Callable[..., Any]) -> Any:
         """`evaluate(z, weight, bias, None, softcap=...)` with `z (N, d)` scaled such that logits are `W z + b`."""

@@ -27,6 +27,12 @@ from .sharding import gathered, is_partitioned
 PLACEMENT_ATTRIBUTES = {"is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_device_map"}
 
 
+# Which files of the Hub are meant, and how to get them.
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+# What saved heads are, which cannot be chosen when they are loaded.
+KINDS_OF_HEADS = ("head_type", "head_stem", "head_expansion")
+
+
 class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
     """
     A language model (`base`) and the heads of ILQL on the inputs of its LM head (`heads`).
@@ -48,6 +54,8 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
     _keep_in_fp32_modules = {"heads"}
     # The loss is a sum over actions divided by the number of actions of the whole optimizer step.
     accepts_loss_kwargs = True
+    # Set by a trainer that changes the language model's weights: they are no longer those of the file they came from.
+    trained_since_loading = False
     # Whether the heads were put on a language model, whose name is the model's then.
     made_from_base = False
 
@@ -153,6 +161,7 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
             `ValueError`: if weights are missing from the checkpoint or have another shape, or if it has heads that are
             not in the configuration.
         """
+        cls._check_kind_of_heads(pretrained_model_name_or_path, kwargs)
         return_info = kwargs.pop("output_loading_info", False)
         ignore_mismatched_sizes = kwargs.pop("ignore_mismatched_sizes", False)
         model, info = super().from_pretrained(
@@ -175,6 +184,30 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
                 "fresh heads on it; if it has other heads, load it with the configuration it was saved with."
             )
         return (model, info) if return_info else model
+
+    @classmethod
+    def _check_kind_of_heads(cls, name: str | os.PathLike, kwargs: dict[str, Any]) -> None:
+        """Raises a `ValueError` if other heads are asked for than were saved: some have tensors of the same shapes."""
+        asked = {key: kwargs[key] for key in KINDS_OF_HEADS if kwargs.get(key) is not None}
+        config = kwargs.get("config")
+        if isinstance(config, ILQLConfigBase):
+            beside = [key for key in ILQLConfigBase.__annotations__ if key in kwargs]
+            if beside:
+                raise ValueError(f"{beside} are set in the configuration that is passed, not beside it.")
+            asked = {key: getattr(config, key) for key in KINDS_OF_HEADS}
+        if not asked:
+            return
+        loading = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+        try:
+            saved = cls.config_class.from_pretrained(name, **loading)
+        except OSError:
+            return  # there are weights without a configuration, and the one that is passed is all there is
+        wrong = {key: value for key, value in asked.items() if getattr(saved, key) != value}
+        if wrong:
+            kinds = {key: getattr(saved, key) for key in KINDS_OF_HEADS}
+            raise ValueError(
+                f"The heads saved in {str(name)!r} are {kinds}, and {wrong} is asked for. Load them without it."
+            )
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """
@@ -257,6 +290,12 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         self, output_values: bool, beta: float | None, states_ixs: Any, actions_ixs: Any, **inputs: Any
     ) -> tuple[Any, dict[str, Any]]:
         """Runs the language model; returns its output, and `logits` of the policy or `logits` and values."""
+        kept = inputs.get("logits_to_keep", 0)
+        if (states_ixs is not None or actions_ixs is not None) and not (isinstance(kept, int) and kept == 0):
+            raise ValueError(
+                "`states_ixs` and `actions_ixs` are positions of the whole row, of which `logits_to_keep` leaves a "
+                "part. Leave out one of them."
+            )
         with capture_input(self.get_output_embeddings()) as captured:
             base_output = self.base(return_dict=True, **inputs)
         hidden_states, logits = captured[0], base_output.logits

@@ -20,7 +20,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .adapters import load_adapter
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
-from .modeling_base import ILQLPreTrainedModel
+from .modeling_base import HUB_ARGUMENTS, ILQLPreTrainedModel
 from .outputs import CausalILQLOutput, Seq2SeqILQLOutput
 from .sharding import check_ties
 from .trlx import from_trlx, read_trlx
@@ -39,8 +39,6 @@ HEAD_ARGUMENTS = (
     "reward_mean",
     "reward_std",
 )
-# Which files of the Hub are meant, and how to get them.
-HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
 class ILQLForCausalLM(ILQLPreTrainedModel, GenerationMixin):
@@ -323,7 +321,14 @@ class _AutoModelWithILQLHeads:
         if state_dict is not None:
             rest = {key: argument for key, argument in kwargs.items() if key not in (*HUB_ARGUMENTS, "config")}
             return from_trlx(cls.model_class, name, state_dict, config, head_arguments, loading, **rest)
-        base = cls.model_class.base_auto_class.from_pretrained(name, *model_args, **kwargs)
+        kwargs["output_loading_info"] = True
+        base, info = cls.model_class.base_auto_class.from_pretrained(name, *model_args, **kwargs)
+        if info["missing_keys"]:
+            keys = sorted(info["missing_keys"])
+            raise ValueError(
+                f"{len(keys)} weights of the {type(base).__name__} are missing from {str(name)!r} "
+                f"({', '.join(keys[:3])}) and would be random. Load a checkpoint of the whole language model."
+            )
         check_ties(base, name, **loading)
         return cls.model_class.from_base(base, **head_arguments)
 

@@ -5,11 +5,14 @@ import json
 import os
 import pickle
 import re
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import GenerationConfig, PreTrainedConfig
-from transformers.utils import GENERATION_CONFIG_NAME, cached_file
+from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, cached_file
 from transformers.utils.hub import has_file
 
 
@@ -41,25 +44,32 @@ def read_trlx(name: str | os.PathLike, **loading: Any) -> dict[str, torch.Tensor
     def exists(filename: str) -> bool:
         return has_file(name, os.path.join(folder, filename), **_where(loading))
 
-    # What has safetensors was not saved by trlX, and is never downloaded twice.
-    if exists("model.safetensors") or exists("model.safetensors.index.json"):
-        return None
-    if exists("pytorch_model.bin.index.json"):
-        index = cached_file(name, "pytorch_model.bin.index.json", subfolder=folder, **loading)
-        with open(index, encoding="utf-8") as file:
-            weight_map = json.load(file)["weight_map"]
-        if not any(key.startswith(HEADS) for key in weight_map):
-            return None
-        files = sorted(set(weight_map.values()))
-    elif exists("pytorch_model.bin"):
-        files = ["pytorch_model.bin"]
+    def fetch(filename: str) -> str:
+        return str(cached_file(name, filename, subfolder=folder, **loading))
+
+    # The first that is there is the one that `from_pretrained` would read.
+    for single in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
+        if exists(single):
+            files = [single]
+            break
+        if exists(f"{single}.index.json"):
+            weight_map = json.loads(Path(fetch(f"{single}.index.json")).read_text(encoding="utf-8"))["weight_map"]
+            if not any(key.startswith(HEADS) for key in weight_map):
+                return None
+            files = sorted(set(weight_map.values()))
+            break
     else:
         return None
+    if single == SAFE_WEIGHTS_NAME:
+        with ExitStack() as stack:
+            opened = [stack.enter_context(safe_open(fetch(filename), "pt")) for filename in files]
+            if not any(key.startswith(HEADS) for file in opened for key in file.keys()):
+                return None
+            return {key: file.get_tensor(key) for file in opened for key in file.keys()}
     state_dict: dict[str, torch.Tensor] = {}
     for filename in files:
-        path = cached_file(name, filename, subfolder=folder, **loading)
         try:
-            state_dict |= torch.load(path, map_location="cpu", weights_only=True)
+            state_dict |= torch.load(fetch(filename), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise ValueError(
                 f"{filename} of {str(name)!r} holds more than tensors, and running what a pickle says is not safe. If "
@@ -111,6 +121,12 @@ def from_trlx(
         kwargs: Arguments of `from_pretrained` of the language model, such as `dtype`.
     """
     weights, heads = split_trlx(state_dict)
+    missing = [part for part in ("v.", "q.0.", "target_q.0.") if not any(key.startswith(part) for key in heads)]
+    if missing:
+        raise ValueError(
+            f"The trlX checkpoint {str(name)!r} lacks heads ({', '.join(missing)}); there are {sorted(heads)[:6]}. It "
+            "was not saved whole."
+        )
     stem = heads["v.stem.0.weight"]
     shape = {
         "head_type": "mlp",

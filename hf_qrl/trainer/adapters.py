@@ -11,10 +11,15 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
 from ..models.adapters import HEADS, adapter_class, silence_original_heads, task_type_of
+from ..models.heads import NONLINEAR_STEMS
 from ..models.modeling_base import ILQLPreTrainedModel
 from .ilql_config import ILQLConfig
+
+
+logger = logging.get_logger(__name__)
 
 
 def base_of(model: Any) -> Any:
@@ -121,6 +126,14 @@ def complete(peft_config: PeftConfig, model: ILQLPreTrainedModel) -> PeftConfig:
         raise ValueError(f"`task_type` of the adapter must be {task_type!r} or unset, got {str(config.task_type)!r}.")
     config.task_type = task_type
     config.base_model_name_or_path = model.config._name_or_path or None
+    if model.trained_since_loading:
+        # An adapter that named the checkpoint would be loaded onto other weights than it was trained on.
+        config.base_model_name_or_path = None
+        model.name_or_path = ""  # which PEFT would fill in when it saves
+        logger.warning(
+            "The model under the adapter was trained in this process, so the adapter names no base model. Save the "
+            "model, and pass its directory in its place (or as `base_model_name_or_path=` when the adapter is loaded)."
+        )
     if HEADS not in (config.modules_to_save or []):
         config.modules_to_save = [*(config.modules_to_save or []), HEADS]
     targets = config.target_modules
@@ -170,11 +183,18 @@ def check_adapter(model: Any) -> None:
             "The adapter does not hold the heads, so that they would be neither trained nor saved. Build it with "
             '`modules_to_save=["heads"]`, or pass its configuration as `peft_config=`, which adds that.'
         )
+    zero = not any(x.any() for x in heads.modules_to_save["default"].state_dict().values())
+    if zero and base.config.head_stem in NONLINEAR_STEMS:
+        raise ValueError(
+            "The heads of the adapter are all zero, and such heads learn nothing: they are copies of those that act "
+            "while an adapter is disabled. Load the base model anew, and put the adapter on that."
+        )
     if not all(x.requires_grad for x in heads.modules_to_save["default"].parameters()):
         raise ValueError(
             "The adapter is frozen. Load it with `is_trainable=True`, or build it with `inference_mode=False`."
         )
     output = base.get_output_embeddings()
+    shared = base.get_input_embeddings().weight is output.weight
     tied = base.config.tie_word_embeddings
     for name, module in base.named_modules():
         if isinstance(module, BaseTunerLayer):
@@ -184,7 +204,7 @@ def check_adapter(model: Any) -> None:
                     r'`target_modules` to the language model: a regular expression like "base\..*\.(q_proj|v_proj)".'
                 )
             # An input embedding that is tied to it is the same weight.
-            if module is output or module.get_base_layer() is output or (tied and name.endswith("embed_tokens")):
+            if module is output or (shared and module.get_base_layer().weight is output.weight):
                 raise ValueError(not_seen(name))
         elif isinstance(module, AuxiliaryTrainingWrapper) and module is not heads:
             plain = isinstance(module, ModulesToSaveWrapper)

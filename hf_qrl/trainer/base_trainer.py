@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """What trainers here have in common besides their loss: the bare model, whole checkpoints, and the model card."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,12 +11,20 @@ from peft import PeftModel
 from torch import nn
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
+from transformers.utils import CONFIG_NAME
 
 from ..models.adapters import refuse_mixture, save_configuration
 from .adapters import base_of
 from .checkpoints import is_complete, last_complete_checkpoint, mark_incomplete
 from .model_card import model_card
 from .processes import begin_alike
+
+
+# What cannot change between two parts of a run.
+RESUMED_FIELDS = (
+    *("head_type", "head_stem", "head_expansion", "num_q_heads", "q_reduction"),
+    *("history_window", "reward_mean", "reward_std"),
+)
 
 
 class BaseTrainer(Trainer):
@@ -49,7 +58,29 @@ class BaseTrainer(Trainer):
                 f"The checkpoint {str(resume_from_checkpoint)!r} was not written to its end; resume from an earlier "
                 "one (`resume_from_checkpoint=True` finds the last that is whole)."
             )
+        if resume_from_checkpoint:
+            self._check_heads_of(Path(resume_from_checkpoint))
+        if any(x.requires_grad for x in self.bare_model.base.parameters()) and self.model is self.bare_model:
+            self.bare_model.trained_since_loading = True
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _check_heads_of(self, checkpoint: Path) -> None:
+        """Raises a `ValueError` for a checkpoint of other heads, some of which have tensors of the same shapes."""
+        file = checkpoint / CONFIG_NAME
+        if not file.is_file():
+            return
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        config = self.bare_model.config
+        wrong = {
+            name: f"{saved[name]!r}, not {getattr(config, name)!r}"
+            for name in RESUMED_FIELDS
+            if name in saved and saved[name] != getattr(config, name)
+        }
+        if wrong:
+            raise ValueError(
+                f"The checkpoint {str(checkpoint)!r} is of a model with other heads: {wrong}. Resume with the model "
+                "that the run began with."
+            )
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         checkpoint = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"

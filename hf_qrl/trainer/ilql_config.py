@@ -159,6 +159,14 @@ class ILQLConfig(TrainingArguments):
             # Without a GPU transformers starts the processes' group past DeepSpeed, which has to know it by the time
             # a model is loaded in parts.
             import_module("deepspeed").init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+        for name in ("fp16_full_eval", "bf16_full_eval"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"`{name}` casts the whole model, targets included, in which small steps are lost afterwards. "
+                    "Leave it out; evaluation runs in the precision of training (`bf16=True`)."
+                )
+        if self.label_smoothing_factor != 0:
+            raise ValueError("`label_smoothing_factor` has no meaning for the losses of ILQL; leave it out.")
         for name, low, high in [("gamma", 0.0, 1.0), ("alpha", 0.0, 1.0)]:
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"`{name}` must lie between {low:g} and {high:g}, got {getattr(self, name)}.")

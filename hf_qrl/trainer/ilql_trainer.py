@@ -248,6 +248,15 @@ class ILQLTrainer(BaseTrainer):
     ) -> dict[str, float]:
         if eval_dataset is not None and not isinstance(eval_dataset, str):
             eval_dataset = self._prepare_eval_dataset(eval_dataset)
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        streams = [
+            x for x in (chosen.values() if isinstance(chosen, dict) else [chosen]) if isinstance(x, IterableDataset)
+        ]
+        if streams and self.accelerator.num_processes > 1:
+            raise ValueError(
+                "A stream that is evaluated by several processes is filled up with rows that count twice. Evaluate on "
+                "a `Dataset` (`Dataset.from_list(list(stream.take(n)))`), or in one process."
+            )
         return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(self, test_dataset: Any, *args: Any, **kwargs: Any) -> Any:

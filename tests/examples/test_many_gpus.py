@@ -31,7 +31,7 @@ def run(*options: str) -> tuple[int, str]:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=900)  # DeepSpeed may have to compile first
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -296,6 +296,17 @@ class TestHub:
 
 
 class TestRefusals:
+    def test_adapters_are_not_combined(self, save_base, make_adapter):
+        model = make_adapter(save_base())
+        with pytest.raises(ValueError, match="would combine their layers and leave the heads"):
+            model.add_weighted_adapter(["default"], [1.0], "combined")
+
+    def test_only_the_active_adapter_is_merged(self, save_base, make_adapter):
+        model = make_adapter(save_base())
+        model.add_adapter("second", model.peft_config["default"])
+        with pytest.raises(ValueError, match=r"heads are those of the active adapter \['default'\].*second"):
+            model.merge_and_unload(adapter_names=["second"])
+
     @pytest.mark.parametrize("key", ["heads.q.0.stem.0.weight", "heads.target_q.1.bias", "heads.v.projection.bias"])
     def test_missing_head_tensor(self, save_base, make_adapter, key, tmp_path):
         make_adapter(save_base()).save_pretrained(tmp_path / "adapter")
@@ -308,9 +319,10 @@ class TestRefusals:
         [
             ({"num_q_heads": 2}, {"num_q_heads": 1}, r"are left over \(heads\.q\.1\."),
             ({"num_q_heads": 1}, {"num_q_heads": 2}, r"are missing \(heads\.q\.1\."),
-            ({"head_type": "mlp"}, {"head_type": "tied"}, "load it without `head_type`"),
-            ({"head_type": "mlp"}, {"head_type": "tied", "head_stem": None}, "are missing.*are left over"),
-            ({"head_expansion": 2}, {"head_expansion": 3}, r"15 weights have another shape \(heads\.q\.0\."),
+            ({"head_type": "mlp"}, {"head_type": "tied"}, r"\{'head_type': 'tied'\} is asked for"),
+            # Tensors of the same names and shapes.
+            ({"head_type": "mlp"}, {"head_stem": "silu"}, r"\{'head_stem': 'silu'\} is asked for"),
+            ({"head_expansion": 2}, {"head_expansion": 3}, r"\{'head_expansion': 3\} is asked for"),
         ],
     )
     def test_other_heads(self, save_base, make_adapter, saved, loaded, message, tmp_path):

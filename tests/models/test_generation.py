@@ -295,8 +295,8 @@ class TestSupport:
 
 
 class TestThreads:
-    def test_threads_do_not_see_each_other(self, endless_model):
-        model = endless_model("llama", beta=4.0)
+    def test_threads_do_not_see_each_other(self, endless_model, head_type):
+        model = endless_model("llama", beta=4.0, head_type=head_type)
         torch.manual_seed(0)
         batches = [torch.randint(3, 40, (1, 12)) for _ in range(2)]
         with torch.no_grad():

@@ -167,6 +167,28 @@ class TestRefusals:
             AutoModelForCausalLM.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize(
+        ("saved", "asked"),
+        [
+            ({}, {"head_stem": "silu"}),
+            ({"head_type": "linear"}, {"head_type": "dueling", "head_stem": "identity"}),
+            ({}, {"head_expansion": 3}),
+        ],
+    )
+    def test_other_kind_of_heads_raises(self, make_model, saved, asked, tmp_path):
+        """Some kinds have tensors of the same names and shapes."""
+        make_model("llama", **saved).save_pretrained(tmp_path)
+        for loader in (ILQLForCausalLM, AutoModelForCausalLMWithILQLHeads, AutoModelForCausalLM):
+            with pytest.raises(ValueError, match="is asked for. Load them without it"):
+                loader.from_pretrained(tmp_path, **asked)
+        assert ILQLForCausalLM.from_pretrained(tmp_path, beta=3.0, **saved).config.beta == 3.0
+
+    def test_fields_beside_a_configuration_raise(self, make_model, tmp_path):
+        model = make_model("llama")
+        model.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=r"\['beta'\] are set in the configuration"):
+            ILQLForCausalLM.from_pretrained(tmp_path, config=model.config, beta=2.0)
+
+    @pytest.mark.parametrize(
         ("saved", "configured", "message"),
         [
             ({"num_q_heads": 1}, {"num_q_heads": 2}, r"missing \(heads\.q\.1\."),

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, T5Config
 
@@ -63,6 +64,15 @@ def save(model: TrlxModel, directory, shards: int = 1) -> None:
         weight_map |= dict.fromkeys(keys[i::shards], name)
     index = {"metadata": {}, "weight_map": weight_map}
     (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def clone(state: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    """Safetensors holds no two names of one tensor."""
+    return [(key, tensor.clone()) for key, tensor in state.items()]
+
+
+def renamed(name: str) -> str:
+    return name.replace("pytorch_model", "model").replace(".bin", ".safetensors")
 
 
 def assert_same_values(output, expected) -> None:
@@ -124,6 +134,37 @@ class TestTrlxCheckpoint:
         save(old, tmp_path / "old")
         with pytest.raises(RuntimeError, match=r"Missing key.*target_q\.1"):
             AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path / "old")
+        del old.ilql_heads.v_head
+        save(old, tmp_path / "older")
+        with pytest.raises(ValueError, match=r"lacks heads \(v\.\)"):
+            AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path / "older")
+
+    @pytest.mark.parametrize("shards", [1, 3])
+    def test_safetensors_are_read_too(self, make_base, make_ids, tmp_path, shards):
+        old = TrlxModel(make_base("gpt2"))
+        save(old, tmp_path / "old", shards)
+        for file in list((tmp_path / "old").glob("*.bin")):
+            save_file(dict(clone(torch.load(file, weights_only=True))), file.with_name(renamed(file.name)))
+            file.unlink()
+        index = tmp_path / "old" / "pytorch_model.bin.index.json"
+        if shards > 1:
+            content = json.loads(index.read_text())
+            content["weight_map"] = {key: renamed(name) for key, name in content["weight_map"].items()}
+            (tmp_path / "old" / "model.safetensors.index.json").write_text(json.dumps(content))
+            index.unlink()
+        model = AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path / "old")
+        base_output = old.base_model(make_ids(), output_hidden_states=True)
+        output = model(make_ids(), output_values=True)
+        assert torch.equal(output.logits, base_output.logits)
+        assert_same_values(output, old.values(base_output.hidden_states[-1]))
+
+    def test_language_model_without_its_weights_raises(self, make_base, tmp_path):
+        """Under other names they are not there: neither trlX's without heads, nor any other wrapper's."""
+        base = make_base("gpt2")
+        base.config.save_pretrained(tmp_path)
+        save_file({f"base_model.{key}": x for key, x in clone(base.state_dict())}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match="weights of the GPT2LMHeadModel are missing.*would be random"):
+            AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path)
 
     def test_missing_weight_of_the_language_model_raises(self, make_base, tmp_path):
         save(TrlxModel(make_base("gpt2")), tmp_path / "old")

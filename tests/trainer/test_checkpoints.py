@@ -178,6 +178,21 @@ class TestCompleteness:
 
 
 class TestForeignCheckpoint:
+    @pytest.mark.parametrize(
+        ("saved", "resumed"),
+        [
+            ({"head_stem": "relu"}, {"head_stem": "silu"}),
+            ({"head_type": "dueling", "head_stem": "identity"}, {"head_type": "linear"}),
+            ({"reward_std": 1.0}, {"reward_std": 3.0}),
+            ({"q_reduction": "min"}, {"q_reduction": "mean"}),
+        ],
+    )
+    def test_other_heads_raise(self, make_trainer, make_model, saved, resumed):
+        trainer = make_trainer(make_model(**saved), save_strategy="steps", save_steps=1, max_steps=1)
+        trainer.train()
+        with pytest.raises(ValueError, match="is of a model with other heads"):
+            make_trainer(make_model(**resumed), max_steps=2).train(resume_from_checkpoint=True)
+
     @pytest.mark.parametrize("change", ["missing", "left over"])
     def test_other_weights_raise(self, make_trainer, change):
         trainer = make_trainer(save_strategy="steps", save_steps=1, max_steps=2)

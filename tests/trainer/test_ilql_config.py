@@ -107,3 +107,16 @@ def test_less_is_better_for_losses(tmp_path, metric, given, expected):
 @pytest.mark.parametrize(("given", "expected"), [(None, False), (True, True), (False, False)])
 def test_buffers_are_not_sent_at_each_forward(tmp_path, given, expected):
     assert ILQLConfig(str(tmp_path), ddp_broadcast_buffers=given).ddp_broadcast_buffers is expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bf16_full_eval": True}, "casts the whole model, targets included"),
+        ({"fp16_full_eval": True}, "casts the whole model, targets included"),
+        ({"label_smoothing_factor": 0.1}, "has no meaning"),
+    ],
+)
+def test_arguments_that_would_be_ignored_or_worse_are_refused(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ILQLConfig(str(tmp_path), use_cpu=True, **arguments)

@@ -19,6 +19,8 @@ from safetensors.torch import load_file
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     SmolLM3Config,
@@ -522,3 +524,37 @@ class TestTraining:
         (tmp_path / "base" / "tokenizer.json").unlink()
         (tmp_path / "base" / "tokenizer_config.json").unlink()
         train(trainer.args.output_dir, None, train_dataset=data, output_dir=tmp_path / "again").train()
+
+
+class TestWhatWouldBeLost:
+    @pytest.mark.parametrize("target", ["wte", "embed_in"])
+    def test_tied_input_embedding_under_any_name(self, make_trainer, target):
+        sizes = {"vocab_size": 24, "bos_token_id": None, "eos_token_id": None}
+        if target == "wte":
+            base = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32, **sizes))
+        else:
+            neox = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+            base = GPTNeoXForCausalLM(GPTNeoXConfig(tie_word_embeddings=True, **neox, **sizes))
+        model = AutoModelForCausalLMWithILQLHeads.from_pretrained(base)
+        with pytest.raises(ValueError, match=f"{target}.*shares its weight with"):
+            make_trainer(model, trainer_kwargs={"peft_config": LoraConfig(target_modules=[target])})
+
+    def test_adapter_on_a_model_trained_before_names_no_base(self, make_trainer, make_base, tmp_path):
+        make_base().save_pretrained(tmp_path / "base")
+        trained = make_trainer(str(tmp_path / "base"))
+        assert trained.model.config._name_or_path == str(tmp_path / "base")
+        trained.train()
+        trainer = make_trainer(trained.model, trainer_kwargs={"peft_config": LORA}, output_dir=tmp_path / "adapter")
+        assert trainer.model.peft_config["default"].base_model_name_or_path is None
+        trainer.save_model()
+        with pytest.raises(ValueError, match="does not say which model it was trained on"):
+            AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path / "adapter")
+
+    def test_heads_that_cannot_learn_are_refused(self, make_trainer, make_model, make_base, tmp_path):
+        make_base().save_pretrained(tmp_path / "base")
+        model = make_trainer(str(tmp_path / "base"), trainer_kwargs={"peft_config": LORA}).model
+        with torch.no_grad():
+            for tensor in model.get_base_model().heads.modules_to_save["default"].state_dict().values():
+                tensor.zero_()
+        with pytest.raises(ValueError, match="heads of the adapter are all zero"):
+            make_trainer(model)
