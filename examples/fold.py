@@ -26,7 +26,10 @@ class ScriptArguments:
 
 
 def main(arguments: ScriptArguments) -> str | None:
-    encoder_decoder = AutoConfig.from_pretrained(arguments.model).is_encoder_decoder
+    config = AutoConfig.from_pretrained(arguments.model)
+    if not config.model_type.startswith("hf_qrl_"):
+        raise ValueError(f"{arguments.model!r} is a {config.model_type!r} model without ILQL heads: nothing to fold.")
+    encoder_decoder = config.is_encoder_decoder
     loader = AutoModelForSeq2SeqLMWithILQLHeads if encoder_decoder else AutoModelForCausalLMWithILQLHeads
     model = loader.from_pretrained(arguments.model)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)

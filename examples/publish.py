@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from trl import TrlParser
 
 from hf_qrl import AutoModelForCausalLMWithILQLHeads
@@ -35,6 +35,12 @@ class ScriptArguments:
 
 def push(script: ScriptArguments) -> str:
     """Pushes the files of the policy and returns the commit."""
+    config = AutoConfig.from_pretrained(script.model)
+    if not config.model_type.startswith("hf_qrl_"):
+        raise ValueError(
+            f"{script.model!r} is a {config.model_type!r} model without ILQL heads, and fresh ones would be published. "
+            "Give a directory that a trainer of hf_qrl has saved."
+        )
     # What cannot be loaded here is not published.
     AutoModelForCausalLMWithILQLHeads.from_pretrained(script.model)
     AutoTokenizer.from_pretrained(script.model)

@@ -152,7 +152,7 @@ def save_folded_policy(
     card = CARD.format(
         metadata=metadata.to_yaml(),
         title=Path(save_directory).resolve().name,
-        source=f"[{source}](https://huggingface.co/{source})" if on_hub else f"a {type(model).__name__}",
+        source=f"[{source}](https://huggingface.co/{source})" if on_hub else f"an {type(model).__name__}",
         beta=model.config.beta if beta is None else beta,
         architecture=type(folded).__name__,
         auto_class="AutoModelForSeq2SeqLM" if folded.config.is_encoder_decoder else "AutoModelForCausalLM",

@@ -131,6 +131,7 @@ def model_card(
         reward_std=config.reward_std,
         history_window=config.history_window,
         auto_class=f"AutoModelFor{'Seq2SeqLM' if config.is_encoder_decoder else 'CausalLM'}WithILQLHeads",
+        adapter=model is not trainer.accelerator.unwrap_model(trainer.model),
         conversational=trainer._conversational,
         # Encoder-decoder models may do without a chat template.
         plain_conversation=trainer._conversational and not trainer._tokenizer.chat_template,
