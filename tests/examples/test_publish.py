@@ -88,3 +88,9 @@ class TestPublish:
         with pytest.raises(OSError, match="model.safetensors"):
             example.main(example.ScriptArguments(str(policy), "user/policy"))
         assert not hub.repos
+
+    def test_plain_model_is_not_pushed(self, example, hub, make_base, tmp_path):  # noqa: F811
+        make_base("llama").save_pretrained(tmp_path / "plain")
+        with pytest.raises(ValueError, match="without ILQL heads"):
+            example.main(example.ScriptArguments(model=str(tmp_path / "plain"), repo_id="user/plain"))
+        assert not hub.repos
