@@ -38,8 +38,8 @@ def push(script: ScriptArguments) -> str:
     config = AutoConfig.from_pretrained(script.model)
     if not config.model_type.startswith("hf_qrl_"):
         raise ValueError(
-            f"{script.model!r} is a {config.model_type!r} model without ILQL heads, and fresh ones would be published. "
-            "Give a directory that a trainer of hf_qrl has saved."
+            f"{script.model!r} is a {config.model_type!r} model without ILQL heads, and fresh ones would be "
+            "published. Give a directory that a trainer of hf_qrl has saved."
         )
     # What cannot be loaded here is not published.
     AutoModelForCausalLMWithILQLHeads.from_pretrained(script.model)

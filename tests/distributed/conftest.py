@@ -28,7 +28,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 VOCAB_SIZE = 24
 # A few rows per chunk, so that processes with different numbers of actions have different numbers of chunks.
 CHUNK_ELEMENTS = 5 * VOCAB_SIZE
-TIMEOUT = 400
+TIMEOUT = 900
 HEAD_TYPES = ("mlp", "linear", "tied", "dueling")
 QUIET = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "alpha": 0.1}
 SGD = {"optim": "sgd", "learning_rate": 0.1, "logging_strategy": "steps", "logging_steps": 1}

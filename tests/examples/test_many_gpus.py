@@ -108,3 +108,14 @@ def test_offloading_reaches_deepspeed():
 def test_fsdp2_on_cpus_is_refused():
     code, output = run("--profile", "fsdp2", "--cpu", "--print")
     assert code != 0 and "--profile ddp or zero3" in output
+
+
+def test_another_script_with_its_own_options():
+    code, output = run("--print", "--script", "examples/lora.py", "--lora_r", "8")
+    assert code == 0 and shlex.split(output)[-3:] == ["examples/lora.py", "--lora_r", "8"]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_no_accelerator_is_said_at_once():
+    code, output = run("--profile", "zero2")
+    assert code == 1 and "There is no accelerator here" in output
