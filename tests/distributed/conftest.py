@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,11 @@ def launch(script: Path, spec: dict[str, Any], num_processes: int) -> None:
         except subprocess.TimeoutExpired:
             print(f"{script.name}: no end after {TIMEOUT} seconds", file=log)
         finally:
+            if process.poll() is None:
+                # torchrun ends its workers, which are in groups of their own, when it is asked to end.
+                os.killpg(process.pid, signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(30)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "many_gpus.py"
 
 
 def run(*options: str) -> tuple[int, str]:
-    """Exit code and output; nothing is left running after five minutes."""
+    """Exit code and output; nothing is left running after a quarter of an hour."""
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE), *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"},
@@ -34,8 +35,13 @@ def run(*options: str) -> tuple[int, str]:
         output, _ = process.communicate(timeout=900)  # DeepSpeed may have to compile first
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            # torchrun ends its workers, which are in groups of their own, when it is asked to end.
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return process.returncode, output
 
 
@@ -58,7 +64,8 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-@pytest.mark.parametrize("profile", [pytest.param("ddp", marks=pytest.mark.slow), "zero3"])
+# DeepSpeed compiles an extension the first time it runs on CPUs.
+@pytest.mark.parametrize("profile", ["ddp", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_trains_in_two_processes(base, tmp_path, profile):
     rows = [{"prompt": "yes or no?", "completion": x, "reward": r} for x, r in [("yes", 1.0), ("no", 0.0)] * 6]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
