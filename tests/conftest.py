@@ -186,3 +186,25 @@ def make_seq2seq_inputs(make_ids):
         return {"input_ids": make_ids(2, length, seed), "attention_mask": mask, "decoder_input_ids": decoder}
 
     return make
+
+
+@pytest.fixture(scope="session")
+def relative_error():
+    """Returns the distance of two dictionaries of tensors relative to the norm of the second."""
+
+    def error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+        assert got.keys() == expected.keys()
+        distance = sum((got[name].double() - x.double()).square().sum() for name, x in expected.items())
+        return (distance / sum(x.double().square().sum() for x in expected.values())).sqrt().item()
+
+    return error
+
+
+@pytest.fixture(scope="session")
+def assert_same_bits():
+    def check(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+        assert got.keys() == expected.keys()
+        different = [name for name in expected if not torch.equal(got[name], expected[name])]
+        assert not different, f"{len(different)} of {len(expected)} tensors differ: {different[:5]}"
+
+    return check

@@ -151,13 +151,7 @@ def load_adapter(
         )
     config = read_configuration(auto_class.model_class.config_class, directory)
     if config is not None:
-        kinds = {key: getattr(config, key) for key in ("head_type", "head_stem", "head_expansion")}
-        asked = {key: head_arguments[key] for key in kinds if head_arguments.get(key) is not None}
-        wrong = {key: value for key, value in asked.items() if value != kinds[key]}
-        if wrong:
-            raise ValueError(
-                f"The heads of the adapter {title!r} are {kinds}, and {wrong} is asked for; leave it out."
-            )
+        config.check_kind_of_heads(head_arguments, title)
         head_arguments = {**{field: getattr(config, field) for field in head_fields}, **head_arguments}
     elsewhere = {key: loading[key] for key in loading if key not in ("revision", "subfolder")}
     if peft_config.revision:

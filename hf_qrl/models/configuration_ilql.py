@@ -19,6 +19,9 @@ STEMS = {
 # The start that learned faster on random walks; the figures are in `model_cards/random_walks.md`.
 DEFAULT_INITS: dict[str, Any] = {"mlp": "default", "linear": "zero", "tied": "default", "dueling": "default"}
 
+# What saved heads are, which cannot be chosen when they are loaded: some kinds have tensors of the same shapes.
+KINDS_OF_HEADS = ("head_type", "head_stem", "head_expansion")
+
 
 @strict
 class ILQLConfigBase(PreTrainedConfig):
@@ -74,6 +77,15 @@ class ILQLConfigBase(PreTrainedConfig):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             if getattr(self, name) is None:
                 setattr(self, name, getattr(text_config, name, None))  # not every model has each of them
+
+    def check_kind_of_heads(self, asked: dict[str, Any], name: str) -> None:
+        """Raises a `ValueError` if other heads are asked for than these, which were saved in `name`."""
+        kinds = {key: getattr(self, key) for key in KINDS_OF_HEADS}
+        wrong = {key: asked[key] for key in kinds if asked.get(key) is not None and asked[key] != kinds[key]}
+        if wrong:
+            raise ValueError(
+                f"The heads saved in {name!r} are {kinds}, and {wrong} is asked for. Load them without it."
+            )
 
     def validate_heads(self) -> None:
         """Raises a `ValueError` for heads that cannot be built, also after single fields were changed."""

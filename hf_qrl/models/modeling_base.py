@@ -15,7 +15,7 @@ from torch import nn
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 
-from .configuration_ilql import ILQLConfigBase
+from .configuration_ilql import KINDS_OF_HEADS, ILQLConfigBase
 from .folding import fold_policy, save_folded_policy
 from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
 from .lm_head import LMHead, capture_input
@@ -29,8 +29,6 @@ PLACEMENT_ATTRIBUTES = {"is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_
 
 # Which files of the Hub are meant, and how to get them.
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-# What saved heads are, which cannot be chosen when they are loaded.
-KINDS_OF_HEADS = ("head_type", "head_stem", "head_expansion")
 
 
 class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
@@ -187,27 +185,21 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def _check_kind_of_heads(cls, name: str | os.PathLike, kwargs: dict[str, Any]) -> None:
-        """Raises a `ValueError` if other heads are asked for than were saved: some have tensors of the same shapes."""
-        asked = {key: kwargs[key] for key in KINDS_OF_HEADS if kwargs.get(key) is not None}
-        config = kwargs.get("config")
+        """Raises a `ValueError` if other heads are asked for than were saved."""
+        asked, config = kwargs, kwargs.get("config")
         if isinstance(config, ILQLConfigBase):
             beside = [key for key in ILQLConfigBase.__annotations__ if key in kwargs]
             if beside:
                 raise ValueError(f"{beside} are set in the configuration that is passed, not beside it.")
             asked = {key: getattr(config, key) for key in KINDS_OF_HEADS}
-        if not asked:
+        if all(asked.get(key) is None for key in KINDS_OF_HEADS):
             return
         loading = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         try:
             saved = cls.config_class.from_pretrained(name, **loading)
         except OSError:
             return  # there are weights without a configuration, and the one that is passed is all there is
-        wrong = {key: value for key, value in asked.items() if getattr(saved, key) != value}
-        if wrong:
-            kinds = {key: getattr(saved, key) for key in KINDS_OF_HEADS}
-            raise ValueError(
-                f"The heads saved in {str(name)!r} are {kinds}, and {wrong} is asked for. Load them without it."
-            )
+        saved.check_kind_of_heads(asked, str(name))
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """

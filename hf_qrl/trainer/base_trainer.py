@@ -14,6 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy
 from transformers.utils import CONFIG_NAME
 
 from ..models.adapters import refuse_mixture, save_configuration
+from ..models.configuration_ilql import KINDS_OF_HEADS
 from .adapters import base_of
 from .checkpoints import is_complete, last_complete_checkpoint, mark_incomplete
 from .model_card import model_card
@@ -22,8 +23,8 @@ from .processes import begin_alike
 
 # What cannot change between two parts of a run.
 RESUMED_FIELDS = (
-    *("head_type", "head_stem", "head_expansion", "num_q_heads", "q_reduction"),
-    *("history_window", "reward_mean", "reward_std"),
+    *KINDS_OF_HEADS,
+    *("num_q_heads", "q_reduction", "history_window", "reward_mean", "reward_std"),
 )
 
 

@@ -16,7 +16,6 @@ from tests.distributed.conftest import (  # noqa: F401
     Records,
     deepspeed_config,
     launch,
-    relative_error,
     shared,
 )
 from tests.families.conftest import FAMILIES, QUIET, draw_rows
@@ -78,7 +77,7 @@ def trained(shared, family_inputs):  # noqa: F811
 
 
 @pytest.fixture
-def check(trained, family, relative_error):  # noqa: F811
+def check(trained, family, relative_error):
     """Returns a function that compares a layout with one process."""
 
     def compare(layout: str) -> None:

@@ -140,28 +140,6 @@ def state_of():
     return copy
 
 
-@pytest.fixture(scope="session")
-def assert_same_bits():
-    def check(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-        assert got.keys() == expected.keys()
-        different = [name for name in expected if not torch.equal(got[name], expected[name])]
-        assert not different, f"{len(different)} of {len(expected)} tensors differ: {different[:5]}"
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def relative_error():
-    """Returns the distance of two dictionaries of tensors relative to the norm of the second."""
-
-    def error(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-        assert got.keys() == expected.keys()
-        distance = sum((got[name].double() - x.double()).square().sum() for name, x in expected.items())
-        return (distance / sum(x.double().square().sum() for x in expected.values())).sqrt().item()
-
-    return error
-
-
 @pytest.fixture
 def run_script(tmp_path):
     """Returns a function that trains in processes of its own; see `scripts/train.py` for the options."""
