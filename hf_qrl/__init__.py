@@ -10,10 +10,13 @@ from .models import (
     AutoModelForCausalLMWithILQLHeads,
     AutoModelForSeq2SeqLMWithILQLHeads,
     CausalILQLOutput,
+    DuelingHead,
     ILQLCausalLMConfig,
     ILQLForCausalLM,
     ILQLForSeq2SeqLM,
     ILQLSeq2SeqLMConfig,
+    LlamaDuelingQConfig,
+    LlamaDuelingQForCausalLM,
     Seq2SeqILQLOutput,
 )
 
@@ -33,6 +36,9 @@ AutoModelForCausalLM.register(ILQLCausalLMConfig, ILQLForCausalLM)
 AutoConfig.register(ILQLSeq2SeqLMConfig.model_type, ILQLSeq2SeqLMConfig)
 AutoModel.register(ILQLSeq2SeqLMConfig, ILQLForSeq2SeqLM)
 AutoModelForSeq2SeqLM.register(ILQLSeq2SeqLMConfig, ILQLForSeq2SeqLM)
+AutoConfig.register(LlamaDuelingQConfig.model_type, LlamaDuelingQConfig)
+AutoModel.register(LlamaDuelingQConfig, LlamaDuelingQForCausalLM)
+AutoModelForCausalLM.register(LlamaDuelingQConfig, LlamaDuelingQForCausalLM)
 
 # Loaded on first use: trainers import more than a user who only loads a model needs.
 _LAZY = {
@@ -60,6 +66,7 @@ __all__ = [
     "AutoModelForCausalLMWithILQLHeads",
     "AutoModelForSeq2SeqLMWithILQLHeads",
     "CausalILQLOutput",
+    "DuelingHead",
     "EnvironmentInterface",
     "EnvironmentReturn",
     "ILQLCausalLMConfig",
@@ -68,6 +75,8 @@ __all__ = [
     "ILQLForSeq2SeqLM",
     "ILQLSeq2SeqLMConfig",
     "ILQLTrainer",
+    "LlamaDuelingQConfig",
+    "LlamaDuelingQForCausalLM",
     "Seq2SeqILQLOutput",
     "TextEnv",
     "collect_episodes",

@@ -2,6 +2,8 @@
 """Models: `PreTrainedModel` subclasses, nothing that trains."""
 
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
+from .configuration_llama_dueling_q import LlamaDuelingQConfig
+from .heads import DuelingHead
 from .modeling_ilql import (
     AutoModelForCausalLMWithILQLHeads,
     AutoModelForSeq2SeqLMWithILQLHeads,
@@ -10,15 +12,21 @@ from .modeling_ilql import (
     ILQLForSeq2SeqLM,
     Seq2SeqILQLOutput,
 )
+from .modeling_llama_dueling_q import LlamaDuelingQForCausalLM
+from .outputs import CausalQOutput
 
 
 __all__ = [
     "AutoModelForCausalLMWithILQLHeads",
     "AutoModelForSeq2SeqLMWithILQLHeads",
     "CausalILQLOutput",
+    "CausalQOutput",
+    "DuelingHead",
     "ILQLCausalLMConfig",
     "ILQLForCausalLM",
     "ILQLForSeq2SeqLM",
     "ILQLSeq2SeqLMConfig",
+    "LlamaDuelingQConfig",
+    "LlamaDuelingQForCausalLM",
     "Seq2SeqILQLOutput",
 ]

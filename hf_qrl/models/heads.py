@@ -57,13 +57,13 @@ class BufferLinear(nn.Module):
         return nn.functional.linear(input.to(self.weight.dtype), self.weight, self.bias)
 
 
-def build_stem(kind: str, hidden_size: int, expansion: int, linear: type[nn.Module]) -> tuple[nn.Module, int]:
+def build_stem(kind: str, hidden_size: int, expansion: float, linear: type[nn.Module]) -> tuple[nn.Module, int]:
     """Returns the stem and the width of its output."""
     if kind == "identity":
         return nn.Identity(), hidden_size
     if kind == "linear":
         return linear(hidden_size, hidden_size, bias=False), hidden_size
-    width = expansion * hidden_size
+    width = int(expansion * hidden_size)
     activation = {"relu": nn.ReLU, "silu": nn.SiLU}[kind]()
     return nn.Sequential(linear(hidden_size, width), activation), width
 
@@ -80,7 +80,7 @@ class QHead(nn.Module):
         stem (`str`): `"identity"`, `"linear"`, `"relu"` or `"silu"`.
         hidden_size (`int`): Width d of the hidden states.
         vocab_size (`int`): Number of tokens V.
-        expansion (`int`): Width of a `"relu"` or `"silu"` stem in units of `hidden_size`.
+        expansion (`float`): Width of a `"relu"` or `"silu"` stem in units of `hidden_size`, rounded down.
         target (`bool`): Whether this is a target network.
     """
 
@@ -89,7 +89,9 @@ class QHead(nn.Module):
     bias: Any
     offset: Any
 
-    def __init__(self, kind: str, stem: str, hidden_size: int, vocab_size: int, expansion: int, target: bool = False):
+    def __init__(
+        self, kind: str, stem: str, hidden_size: int, vocab_size: int, expansion: float, target: bool = False
+    ):
         super().__init__()
         self.kind, self.target = kind, target
         linear = BufferLinear if target else HeadLinear
@@ -148,6 +150,11 @@ class QHead(nn.Module):
         if self.kind != "tied":
             return self(rows, None, evaluate)
         return lm_head.lend(rows, partial(self, evaluate=evaluate))
+
+    def value(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The state value V(z) `(...)` of an online dueling head, the mean of its Q-values over the vocabulary."""
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return self.offset(self.stem(hidden_states)).squeeze(-1)
 
     @torch.no_grad()
     def reset(self, init: str) -> None:
@@ -215,6 +222,43 @@ class QHead(nn.Module):
                     moving.sub_(online[name].mean(0, dtype=moving.dtype), alpha=alpha)
 
 
+class DuelingHead(QHead):
+    """
+    The dueling head of llama-qrlhf (Wang et al., 2016, arXiv 1511.06581), by its arguments.
+
+    With `z = silu(x W0^T + b0)`, advantages `A = z Wa^T + ba` and a state value `V = z . wv + bv`, all learned,
+
+        Q = V + A - mean of A over the tokens.
+
+    Args:
+        dim (`int`): Width of the hidden states.
+        num_tokens (`int`): Number of tokens.
+        expansion_factor (`float`, *optional*, defaults to 2): Width of z in units of `dim`.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from hf_qrl import DuelingHead
+
+    >>> DuelingHead(dim=8, num_tokens=50)(torch.randn(2, 3, 8)).shape
+    torch.Size([2, 3, 50])
+    ```
+    """
+
+    def __init__(self, dim: int, num_tokens: int, expansion_factor: float = 2):
+        super().__init__("dueling", "silu", dim, num_tokens, expansion_factor)
+        self.reset("default")
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # The names of llama-qrlhf's own head are taken too.
+        for old, new in (("to_values.0.", "offset."), ("to_advantages.0.", "")):
+            for name in ("weight", "bias"):
+                if f"{prefix}{old}{name}" in state_dict:
+                    state_dict[f"{prefix}{new}{name}"] = state_dict.pop(f"{prefix}{old}{name}")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
 class ValueHead(nn.Module):
     """State value V(s): `d -> 2d -> 1` with a ReLU, whatever the Q-heads are (it costs nothing and never folds)."""
 
@@ -242,11 +286,85 @@ class ValueHead(nn.Module):
         self.projection.bias.fill_(value)
 
 
-class ILQLHeads(nn.Module):
+class QHeads(nn.Module):
     """
-    The heads of ILQL (arXiv 2206.11871): online Q-heads, their targets, and the value head.
+    Online Q-heads and their targets.
 
     All of them live in this one module, so that PEFT can save it (`modules_to_save=["heads"]`).
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        head_type: str,
+        head_stem: str,
+        head_expansion: float,
+        num_q_heads: int,
+        q_reduction: str,
+    ):
+        super().__init__()
+        self.q_reduction = q_reduction
+        shape = (head_type, head_stem, hidden_size, vocab_size, head_expansion)
+        self.q: Any = nn.ModuleList([QHead(*shape) for _ in range(num_q_heads)])
+        self.target_q: Any = nn.ModuleList([QHead(*shape, target=True) for _ in range(num_q_heads)])
+
+    def forward(self, states: torch.Tensor, lm_weight: torch.Tensor | None = None) -> Any:
+        """
+        All Q-values, dense.
+
+        Args:
+            states (`torch.Tensor` of shape `(B, T, d)`): Hidden states in which actions are scored.
+            lm_weight (`torch.Tensor` of shape `(V, d)`, *optional*): The output embedding, for `"tied"` heads.
+
+        Returns:
+            `qs` and `target_qs`, tuples of `(B, T, V)`.
+        """
+        qs = tuple(head(states, lm_weight) for head in self.q)
+        with torch.no_grad():
+            target_qs = tuple(head(states, lm_weight) for head in self.target_q)
+        return qs, target_qs
+
+    def reduce(self, qs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor:
+        """Minimum or mean over the heads, by `q_reduction`."""
+        stacked = torch.stack(tuple(qs))
+        return stacked.mean(0) if self.q_reduction == "mean" else stacked.amin(0)
+
+    def online(self) -> list[Any]:
+        """The heads that are trained."""
+        return list(self.q)
+
+    # What follows writes or reads whole heads. Where they are partitioned over processes, all must call it.
+
+    def reset(self, init: str) -> None:
+        """Initialises the online heads and copies them into the targets."""
+        with gathered(self.parameters(), modify=True):
+            for head in self.online():
+                head.reset(init)
+        self.update_targets(1.0)
+
+    def is_constant(self) -> bool:
+        """Whether every Q-head still is as `"zero"` initialisation left it."""
+        with gathered(self.parameters()):
+            return all(head.is_constant() for head in self.q)
+
+    def set_constant(self, value: float) -> None:
+        """Start value of every head with a last layer of zeros; the targets follow."""
+        with gathered(self.parameters(), modify=True):
+            for head in self.online():
+                head.set_constant(value)
+        self.update_targets(1.0)
+
+    def update_targets(self, alpha: float) -> None:
+        """Moves the targets a fraction `alpha` of the way to the online heads; `alpha=1` copies."""
+        for head, target in zip(self.q, self.target_q, strict=True):
+            with gathered(head.parameters()):
+                head.update_target(target, alpha)
+
+
+class ILQLHeads(QHeads):
+    """
+    The heads of ILQL (arXiv 2206.11871): online Q-heads, their targets, and the value head.
     """
 
     def __init__(
@@ -259,14 +377,10 @@ class ILQLHeads(nn.Module):
         num_q_heads: int,
         q_reduction: str,
     ):
-        super().__init__()
-        self.q_reduction = q_reduction
-        shape = (head_type, head_stem, hidden_size, vocab_size, head_expansion)
-        self.q: Any = nn.ModuleList([QHead(*shape) for _ in range(num_q_heads)])
-        self.target_q: Any = nn.ModuleList([QHead(*shape, target=True) for _ in range(num_q_heads)])
+        super().__init__(hidden_size, vocab_size, head_type, head_stem, head_expansion, num_q_heads, q_reduction)
         self.v = ValueHead(hidden_size, head_expansion)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         action_states: torch.Tensor,
         states: torch.Tensor | None = None,
@@ -284,42 +398,11 @@ class ILQLHeads(nn.Module):
             `value (B, S)`, `qs` and `target_qs`, tuples of `(B, T, V)`.
         """
         value = self.v(action_states if states is None else states)
-        qs = tuple(head(action_states, lm_weight) for head in self.q)
-        with torch.no_grad():
-            target_qs = tuple(head(action_states, lm_weight) for head in self.target_q)
+        qs, target_qs = super().forward(action_states, lm_weight)
         return value, qs, target_qs
 
-    def reduce(self, qs: tuple[torch.Tensor, ...] | list[torch.Tensor]) -> torch.Tensor:
-        """Minimum or mean over the heads, by `q_reduction`."""
-        stacked = torch.stack(tuple(qs))
-        return stacked.mean(0) if self.q_reduction == "mean" else stacked.amin(0)
-
-    # What follows writes or reads whole heads. Where they are partitioned over processes, all must call it.
-
-    def reset(self, init: str) -> None:
-        """Initialises the online heads and copies them into the targets."""
-        with gathered(self.parameters(), modify=True):
-            for head in (*self.q, self.v):
-                head.reset(init)
-        self.update_targets(1.0)
-
-    def is_constant(self) -> bool:
-        """Whether every Q-head still is as `"zero"` initialisation left it."""
-        with gathered(self.parameters()):
-            return all(head.is_constant() for head in self.q)
-
-    def set_constant(self, value: float) -> None:
-        """Start value of every head with a last layer of zeros; the targets follow."""
-        with gathered(self.parameters(), modify=True):
-            for head in (*self.q, self.v):
-                head.set_constant(value)
-        self.update_targets(1.0)
-
-    def update_targets(self, alpha: float) -> None:
-        """Moves the targets a fraction `alpha` of the way to the online heads; `alpha=1` copies."""
-        for head, target in zip(self.q, self.target_q, strict=True):
-            with gathered(head.parameters()):
-                head.update_target(target, alpha)
+    def online(self) -> list[Any]:
+        return [*self.q, self.v]
 
 
 def gather_states(hidden_states: torch.Tensor, ixs: torch.Tensor) -> torch.Tensor:
@@ -359,4 +442,13 @@ def candidate_values(
     return values if offset is None else values + offset.unsqueeze(-1)
 
 
-__all__ = ["ILQLHeads", "QHead", "ValueHead", "all_values", "candidate_values", "gather_states"]
+__all__ = [
+    "DuelingHead",
+    "ILQLHeads",
+    "QHead",
+    "QHeads",
+    "ValueHead",
+    "all_values",
+    "candidate_values",
+    "gather_states",
+]

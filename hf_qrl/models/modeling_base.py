@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
-"""What causal and encoder-decoder models with ILQL heads have in common: all but the signature of `forward`."""
+"""What models with Q-heads have in common, and those with ILQL heads: all but the signature of `forward`."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from transformers import initialization as init
 
 from .configuration_ilql import KINDS_OF_HEADS, ILQLConfigBase
 from .folding import fold_policy, save_folded_policy
-from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, candidate_values, gather_states
+from .heads import BufferLinear, HeadLinear, ILQLHeads, QHead, QHeads, candidate_values, gather_states
 from .lm_head import LMHead, capture_input
 from .saving import move_checkpoint
 from .sharding import gathered, is_partitioned
@@ -31,22 +31,17 @@ PLACEMENT_ATTRIBUTES = {"is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
-class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
+class QPreTrainedModel(PreTrainedModel, GenerationMixin):
     """
-    A language model (`base`) and the heads of ILQL on the inputs of its LM head (`heads`).
+    A language model with Q-heads (`heads`), whatever it is made of: how it is loaded, saved and generated with.
     """
 
-    # The Auto class of the language model, and what it is.
-    base_auto_class: ClassVar[Any]
-    kind: ClassVar[str]
+    # What to do about a checkpoint whose weights are not those of the model.
+    loading_advice: ClassVar[str]
+    # Arguments of `forward` that override the configuration's policy.
+    policy_arguments: ClassVar[tuple[str, ...]] = ("beta",)
 
-    base_model_prefix = "base"
-    main_input_name = "input_ids"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
+    heads: Any
     _keep_in_fp32_modules_strict = {"heads"}
     # This one is what quantisation leaves alone.
     _keep_in_fp32_modules = {"heads"}
@@ -57,116 +52,49 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
     # Whether the heads were put on a language model, whose name is the model's then.
     made_from_base = False
 
-    def __init__(self, config: ILQLConfigBase, base: PreTrainedModel | None = None):
-        super().__init__(config)
-        config.validate_heads()
-        if base is None:
-            base = self.base_auto_class.from_config(config.text_config)
-        self.base = base
-        output: Any = base.get_output_embeddings()
-        if output is None:
-            raise ValueError(
-                f"{type(base).__name__} has no output embeddings to take the width of the heads from; ILQL heads need "
-                "a model with a language modelling head."
-            )
-        self.heads = ILQLHeads(
-            hidden_size=output.in_features,
-            vocab_size=output.out_features,
-            head_type=config.head_type,
-            head_stem=str(config.head_stem),
-            head_expansion=config.head_expansion,
-            num_q_heads=config.num_q_heads,
-            q_reduction=config.q_reduction,
-        )
-        self.post_init()
-        self.add_model_tags(["hf_qrl", "ilql"])
-        if not self.heads.v.projection.weight.is_meta:  # as it is where a checkpoint is about to be loaded
-            self.heads.reset(str(config.head_init))
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         # Reached for what a checkpoint lacks; the constructor initialises fresh heads itself (targets are copies of
-        # the online heads, which no leaf can know), and loading with missing heads is refused.
+        # the online heads, which no leaf can know), and `from_pretrained` sees to heads that are missing.
         if isinstance(module, (HeadLinear, BufferLinear, QHead)):
             for tensor in (module.weight, module.bias):
                 if tensor is not None:
                     init.zeros_(tensor)
+        else:
+            super()._init_weights(module)
 
-    # ------------------------------------------------------------------------------------------------ construction
-
-    @classmethod
-    def check_kind(cls, config: PreTrainedConfig, name: str) -> None:
-        """Raises a `ValueError` if a model of this configuration is encoder-decoder and the class is not, or so."""
-        kinds = {False: ("causal", "CausalLM"), True: ("an encoder-decoder", "Seq2SeqLM")}
-        kind, suffix = kinds[bool(config.is_encoder_decoder)]
-        if kind != cls.kind:
-            raise ValueError(
-                f"{name} is {kind}, and {cls.__name__} takes models that are {cls.kind}. Use "
-                f"`AutoModelFor{suffix}WithILQLHeads`."
-            )
-
-    @classmethod
-    def from_base(cls, base: PreTrainedModel, **head_arguments: Any) -> Any:
-        """
-        Puts fresh heads on a live language model, which is used as it is (not copied).
-
-        Args:
-            base (`PreTrainedModel`): The language model.
-            head_arguments: Fields of the configuration ([`ILQLCausalLMConfig`]).
-        """
-        if not isinstance(base, PreTrainedModel):
-            raise ValueError(
-                f"ILQL heads go on a `PreTrainedModel`, got {type(base).__name__}. If it is an adapter: put the heads "
-                "on its base model and the adapter on the result (`peft_config=` of the trainer does it), or merge it "
-                "first (`merge_and_unload()`)."
-            )
-        if isinstance(base, ILQLPreTrainedModel):
-            raise ValueError("The model already has ILQL heads.")
-        if any(type(module).__module__.startswith("peft.") for module in base.modules()):
-            raise ValueError(
-                f"The {type(base).__name__} has adapters injected into it, which would not be found again after "
-                "saving. Put the heads on the bare model, and the adapter on the result (`peft_config=` of the "
-                "trainer)."
-            )
-        cls.check_kind(base.config, type(base).__name__)
-        # The constructor initialises modules that are not marked as initialised, such as an embedding that was
-        # resized or replaced since loading.
-        for module in base.modules():
-            module._is_hf_initialized = True  # type: ignore[assignment]
-        config = cls.config_class(
-            text_config=base.config, dtype=base.dtype, name_or_path=base.name_or_path, **head_arguments
-        )
-        model = cls(config, base=base)
-        model.heads.to(device=base.device)
+    def _take_over(self, base: PreTrainedModel) -> None:
+        """What a model whose heads were put on a live language model has from it besides its modules."""
+        self.heads.to(device=base.device)
         if any(map(is_partitioned, base.parameters())):
             # ZeRO-3 takes parameters of one type, and keeps the float32 numbers that its optimizer steps on itself.
-            for parameter in model.heads.parameters():
+            for parameter in self.heads.parameters():
                 parameter.data = parameter.data.to(base.dtype)
-            model.heads.update_targets(1.0)
-        model.generation_config = base.generation_config
-        model.made_from_base = True
+            self.heads.update_targets(1.0)
+        self.generation_config = base.generation_config
+        self.made_from_base = True
         for name in PLACEMENT_ATTRIBUTES & vars(base).keys():
-            setattr(model, name, getattr(base, name))
-        model.train(base.training)
-        return model
+            setattr(self, name, getattr(base, name))
+        self.train(base.training)
+
+    # ------------------------------------------------------------------------------------------ loading and saving
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         """
-        As [`~transformers.PreTrainedModel.from_pretrained`], for a checkpoint that has its heads.
+        As [`~transformers.PreTrainedModel.from_pretrained`].
 
         Raises:
             `ValueError`: if weights are missing from the checkpoint or have another shape, or if it has heads that are
             not in the configuration.
         """
-        cls._check_kind_of_heads(pretrained_model_name_or_path, kwargs)
         return_info = kwargs.pop("output_loading_info", False)
         ignore_mismatched_sizes = kwargs.pop("ignore_mismatched_sizes", False)
         model, info = super().from_pretrained(
             pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
         faults = {
-            "are missing": info["missing_keys"],
+            "are missing": model._complete(set(info["missing_keys"])),
             "have another shape": [
                 key for key, _, _ in info["mismatched_keys"] if key.startswith("heads.") or not ignore_mismatched_sizes
             ],
@@ -178,28 +106,13 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
             )
             raise ValueError(
                 f"The checkpoint {str(pretrained_model_name_or_path)!r} does not hold this {cls.__name__}: {listing}. "
-                "If it is a plain language model, use `AutoModelFor...WithILQLHeads.from_pretrained`, which puts "
-                "fresh heads on it; if it has other heads, load it with the configuration it was saved with."
+                f"{cls.loading_advice}"
             )
         return (model, info) if return_info else model
 
-    @classmethod
-    def _check_kind_of_heads(cls, name: str | os.PathLike, kwargs: dict[str, Any]) -> None:
-        """Raises a `ValueError` if other heads are asked for than were saved."""
-        asked, config = kwargs, kwargs.get("config")
-        if isinstance(config, ILQLConfigBase):
-            beside = [key for key in ILQLConfigBase.__annotations__ if key in kwargs]
-            if beside:
-                raise ValueError(f"{beside} are set in the configuration that is passed, not beside it.")
-            asked = {key: getattr(config, key) for key in KINDS_OF_HEADS}
-        if all(asked.get(key) is None for key in KINDS_OF_HEADS):
-            return
-        loading = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
-        try:
-            saved = cls.config_class.from_pretrained(name, **loading)
-        except OSError:
-            return  # there are weights without a configuration, and the one that is passed is all there is
-        saved.check_kind_of_heads(asked, str(name))
+    def _complete(self, missing: set[str]) -> set[str]:
+        """Makes up for weights that a checkpoint may lack; returns the names of those it may not lack."""
+        return missing
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         """
@@ -237,6 +150,165 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
             card.save(path)
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
+    def _resize_heads(self) -> None:
+        """Brings the heads to the size of the output embedding."""
+        vocab_size = self.get_output_embeddings().out_features
+        for head in (*self.heads.q, *self.heads.target_q):
+            with gathered(head.parameters(), modify=True):
+                head.resize(vocab_size)
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.GenerationMixin.generate`]; `beta=` (and what else the configuration says of the policy and
+        `forward` takes) overrides the configuration for this call.
+        """
+        beta = kwargs.get("beta")
+        if beta is not None and not (isinstance(beta, (int, float)) and math.isfinite(beta)):
+            raise ValueError(f"`beta` must be a finite number, the same for all rows, got {beta!r}.")
+        for name in self.policy_arguments:
+            if kwargs.get(name) is not None and kwargs.get("guidance_scale") is not None:
+                raise ValueError(
+                    f"Guidance runs the model a second time without `{name}`; set `model.config.{name}` instead."
+                )
+            if kwargs.get(name) is not None and kwargs.get("assistant_model") is not None:
+                raise ValueError(
+                    f"Assisted decoding hands every argument to the draft model too, which has no `{name}`; set "
+                    f"`model.config.{name}` instead."
+                )
+        if self.config.policy_top_k is not None:
+            processors = kwargs.get("logits_processor") or []
+            kwargs["logits_processor"] = LogitsProcessorList([*processors, SupportCheck()])
+        return super().generate(*args, **kwargs)
+
+    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.GenerationMixin.generate_batch`], with the policy of the configuration."""
+        for name in self.policy_arguments:
+            if name in kwargs:
+                raise ValueError(f"`generate_batch` would ignore `{name}`; set `model.config.{name}` instead.")
+        return super().generate_batch(*args, **kwargs)
+
+
+class ILQLPreTrainedModel(QPreTrainedModel, GenerationMixin):
+    """
+    A language model (`base`) and the heads of ILQL on the inputs of its LM head (`heads`).
+    """
+
+    # The Auto class of the language model, and what it is.
+    base_auto_class: ClassVar[Any]
+    kind: ClassVar[str]
+
+    loading_advice = (
+        "If it is a plain language model, use `AutoModelFor...WithILQLHeads.from_pretrained`, which puts fresh heads "
+        "on it; if it has other heads, load it with the configuration it was saved with."
+    )
+
+    base_model_prefix = "base"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: ILQLConfigBase, base: PreTrainedModel | None = None):
+        super().__init__(config)
+        config.validate_heads()
+        if base is None:
+            base = self.base_auto_class.from_config(config.text_config)
+        self.base = base
+        output: Any = base.get_output_embeddings()
+        if output is None:
+            raise ValueError(
+                f"{type(base).__name__} has no output embeddings to take the width of the heads from; ILQL heads need "
+                "a model with a language modelling head."
+            )
+        self.heads = ILQLHeads(
+            hidden_size=output.in_features,
+            vocab_size=output.out_features,
+            head_type=config.head_type,
+            head_stem=str(config.head_stem),
+            head_expansion=config.head_expansion,
+            num_q_heads=config.num_q_heads,
+            q_reduction=config.q_reduction,
+        )
+        self.post_init()
+        self.add_model_tags(["hf_qrl", "ilql"])
+        if not self.heads.v.projection.weight.is_meta:  # as it is where a checkpoint is about to be loaded
+            self.heads.reset(str(config.head_init))
+
+    # ------------------------------------------------------------------------------------------------ construction
+
+    @classmethod
+    def check_kind(cls, config: PreTrainedConfig, name: str) -> None:
+        """Raises a `ValueError` if a model of this configuration is encoder-decoder and the class is not, or so."""
+        kinds = {False: ("causal", "CausalLM"), True: ("an encoder-decoder", "Seq2SeqLM")}
+        kind, suffix = kinds[bool(config.is_encoder_decoder)]
+        if kind != cls.kind:
+            raise ValueError(
+                f"{name} is {kind}, and {cls.__name__} takes models that are {cls.kind}. Use "
+                f"`AutoModelFor{suffix}WithILQLHeads`."
+            )
+
+    @classmethod
+    def from_base(cls, base: PreTrainedModel, **head_arguments: Any) -> Any:
+        """
+        Puts fresh heads on a live language model, which is used as it is (not copied).
+
+        Args:
+            base (`PreTrainedModel`): The language model.
+            head_arguments: Fields of the configuration ([`ILQLCausalLMConfig`]).
+        """
+        if not isinstance(base, PreTrainedModel):
+            raise ValueError(
+                f"ILQL heads go on a `PreTrainedModel`, got {type(base).__name__}. If it is an adapter: put the heads "
+                "on its base model and the adapter on the result (`peft_config=` of the trainer does it), or merge it "
+                "first (`merge_and_unload()`)."
+            )
+        check_bare(base)
+        cls.check_kind(base.config, type(base).__name__)
+        # The constructor initialises modules that are not marked as initialised, such as an embedding that was
+        # resized or replaced since loading.
+        for module in base.modules():
+            module._is_hf_initialized = True  # type: ignore[assignment]
+        config = cls.config_class(
+            text_config=base.config, dtype=base.dtype, name_or_path=base.name_or_path, **head_arguments
+        )
+        model = cls(config, base=base)
+        model._take_over(base)
+        return model
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.PreTrainedModel.from_pretrained`], for a checkpoint that has its heads.
+
+        Raises:
+            `ValueError`: if weights are missing from the checkpoint or have another shape, or if it has heads that are
+            not in the configuration.
+        """
+        cls._check_kind_of_heads(pretrained_model_name_or_path, kwargs)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
+    def _check_kind_of_heads(cls, name: str | os.PathLike, kwargs: dict[str, Any]) -> None:
+        """Raises a `ValueError` if other heads are asked for than were saved."""
+        asked, config = kwargs, kwargs.get("config")
+        if isinstance(config, ILQLConfigBase):
+            beside = [key for key in ILQLConfigBase.__annotations__ if key in kwargs]
+            if beside:
+                raise ValueError(f"{beside} are set in the configuration that is passed, not beside it.")
+            asked = {key: getattr(config, key) for key in KINDS_OF_HEADS}
+        if all(asked.get(key) is None for key in KINDS_OF_HEADS):
+            return
+        loading = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+        try:
+            saved = cls.config_class.from_pretrained(name, **loading)
+        except OSError:
+            return  # there are weights without a configuration, and the one that is passed is all there is
+        saved.check_kind_of_heads(asked, str(name))
+
     # -------------------------------------------------------------------------------------------------- embeddings
 
     def get_input_embeddings(self) -> nn.Module:
@@ -263,10 +335,7 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
             embeddings = self.base.resize_token_embeddings(new_num_tokens, *args, **kwargs)
         finally:
             config.tie_word_embeddings = tied
-        vocab_size = self.get_output_embeddings().out_features
-        for head in (*self.heads.q, *self.heads.target_q):
-            with gathered(head.parameters(), modify=True):
-                head.resize(vocab_size)
+        self._resize_heads()
         return embeddings
 
     # ----------------------------------------------------------------------------------------------------- forward
@@ -303,22 +372,15 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
     def _policy_logits(self, logits: torch.Tensor, hidden_states: torch.Tensor, beta: float | None) -> torch.Tensor:
         """`logits + beta * (Q - V)` on the support of the policy, -inf elsewhere."""
         beta = self.config.beta if beta is None else beta
-        top_k = self.config.policy_top_k
-        support = None
-        evaluate = None
-        if top_k is not None and top_k < logits.shape[-1]:
-            support = logits.topk(top_k, dim=-1).indices
-            evaluate = partial(candidate_values, candidates=support)
-        if beta != 0:
+
+        def score(logits: torch.Tensor, evaluate: Callable[..., Any] | None) -> torch.Tensor:
+            if beta == 0:
+                return logits
             lm_head = LMHead(self.base)
             qs = [head.on_language_model(hidden_states, lm_head, evaluate) for head in self.heads.target_q]
-            advantage = self.heads.reduce(qs) - self.heads.v(hidden_states).unsqueeze(-1)
-        if support is None:
-            return logits + beta * advantage if beta != 0 else logits
-        kept = logits.gather(-1, support)
-        if beta != 0:
-            kept = kept + beta * advantage
-        return torch.full_like(logits, -torch.inf, dtype=kept.dtype).scatter_(-1, support, kept)
+            return logits + beta * (self.heads.reduce(qs) - self.heads.v(hidden_states).unsqueeze(-1))
+
+        return on_support(logits, self.config.policy_top_k, score)
 
     def hidden_states(self, **inputs: Any) -> torch.Tensor:
         """
@@ -333,29 +395,6 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         return loss_fn(hidden_states, self.heads, LMHead(self.base), next_state)
 
     # -------------------------------------------------------------------------------------------------- generation
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~transformers.GenerationMixin.generate`]; `beta=` overrides `config.beta` for this call."""
-        beta = kwargs.get("beta")
-        if beta is not None and not (isinstance(beta, (int, float)) and math.isfinite(beta)):
-            raise ValueError(f"`beta` must be a finite number, the same for all rows, got {beta!r}.")
-        if beta is not None and kwargs.get("guidance_scale") is not None:
-            raise ValueError("Guidance runs the model a second time without `beta`; set `model.config.beta` instead.")
-        if beta is not None and kwargs.get("assistant_model") is not None:
-            raise ValueError(
-                "Assisted decoding hands every argument to the draft model too, which has no `beta`; set "
-                "`model.config.beta` instead."
-            )
-        if self.config.policy_top_k is not None:
-            processors = kwargs.get("logits_processor") or []
-            kwargs["logits_processor"] = LogitsProcessorList([*processors, SupportCheck()])
-        return super().generate(*args, **kwargs)
-
-    def generate_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~transformers.GenerationMixin.generate_batch`], with `config.beta`."""
-        if "beta" in kwargs:
-            raise ValueError("`generate_batch` would ignore `beta`; set `model.config.beta` instead.")
-        return super().generate_batch(*args, **kwargs)
 
     def fold_policy(self, beta: float | None = None) -> Any:
         """
@@ -372,6 +411,40 @@ class ILQLPreTrainedModel(PreTrainedModel, GenerationMixin):
         return save_folded_policy(self, save_directory, beta, processing_class)
 
 
+def check_bare(base: PreTrainedModel) -> None:
+    """Raises a `ValueError` for a live model that has heads or adapters already."""
+    heads = next((module for module in base.modules() if isinstance(module, QHeads)), None)
+    if heads is not None:
+        raise ValueError(f"The model already has {'ILQL' if isinstance(heads, ILQLHeads) else 'Q-learning'} heads.")
+    if any(type(module).__module__.startswith("peft.") for module in base.modules()):
+        raise ValueError(
+            f"The {type(base).__name__} has adapters injected into it, which would not be found again after saving. "
+            "Put the heads on the bare model, and the adapter on the result (`peft_config=` of the trainer)."
+        )
+
+
+def on_support(
+    logits: torch.Tensor, top_k: int | None, score: Callable[[torch.Tensor, Callable[..., Any] | None], torch.Tensor]
+) -> torch.Tensor:
+    """
+    Logits of a policy on its support, -inf elsewhere.
+
+    Args:
+        logits (`torch.Tensor` of shape `(..., V)`): Those of the language model.
+        top_k (`int`, *optional*): The support is the `top_k` likeliest tokens of the language model, or every token.
+        score (`Callable`): Called with the language model's logits of the support `(..., k)` and the `evaluate` with
+            which a [`QHead`] gives the values of the same tokens; returns the policy's logits of the support.
+
+    Returns:
+        `torch.Tensor` of shape `(..., V)`.
+    """
+    if top_k is None or top_k >= logits.shape[-1]:
+        return score(logits, None)
+    support = logits.topk(top_k, dim=-1).indices
+    scores = score(logits.gather(-1, support), partial(candidate_values, candidates=support))
+    return torch.full_like(logits, -torch.inf, dtype=scores.dtype).scatter_(-1, support, scores)
+
+
 class SupportCheck(LogitsProcessor):
     """Stops when other processors (bad words, a minimal length) have forbidden all that `policy_top_k` left."""
 
@@ -384,4 +457,4 @@ class SupportCheck(LogitsProcessor):
         return scores
 
 
-__all__ = ["ILQLPreTrainedModel"]
+__all__ = ["ILQLPreTrainedModel", "QPreTrainedModel"]

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
-"""What models with ILQL heads return; the fields are trlX's."""
+"""What models with heads return; the fields of those with ILQL heads are trlX's."""
 
 from dataclasses import dataclass
 
@@ -78,4 +78,32 @@ class Seq2SeqILQLOutput(ModelOutput):
     cross_attentions = None
 
 
-__all__ = ["CausalILQLOutput", "Seq2SeqILQLOutput"]
+@dataclass
+class CausalQOutput(ModelOutput):
+    """
+    Output of a causal language model with one Q-head.
+
+    Args:
+        logits (`torch.FloatTensor` of shape `(B, n, V)`):
+            Logits of the policy; those of the language model if `return_q_values=True`.
+        q_values (`torch.FloatTensor` of shape `(B, n, V)`, *optional*):
+            Q-values of the online head, with `return_q_values=True`.
+        cache (`Cache`, *optional*):
+            Keys and values of the attention blocks. Also reached as `past_key_values`.
+        hidden_states (`tuple(torch.FloatTensor)`, *optional*):
+            Hidden states of every layer, with `output_hidden_states=True`.
+        attentions (`tuple(torch.FloatTensor)`, *optional*):
+            Attention weights of every layer, with `output_attentions=True`.
+        loss (`torch.FloatTensor` of shape `()`, *optional*):
+            What `loss_fn` returned.
+    """
+
+    logits: torch.Tensor | None = None
+    q_values: torch.Tensor | None = None
+    cache: Cache | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+    loss: torch.Tensor | None = None
+
+
+__all__ = ["CausalILQLOutput", "CausalQOutput", "Seq2SeqILQLOutput"]

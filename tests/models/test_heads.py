@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_qrl.models.heads import ILQLHeads, QHead, ValueHead, candidate_values
+from hf_qrl.models.heads import ILQLHeads, QHead, QHeads, ValueHead, candidate_values
 
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -264,6 +264,30 @@ class TestQHead:
         q = head(h, lm_weight.bfloat16() if kind == "tied" else None)
         assert q.dtype == torch.float32
         assert (q - exact).abs().max() <= (0.1 if kind == "tied" else 1e-5)
+
+
+class TestQHeads:
+    @pytest.mark.parametrize("kind", STEMS)
+    def test_is_the_heads_of_ilql_without_value(self, kind, hidden_states, lm_weight):
+        shape = (D, V, kind, STEMS[kind], 2, 2, "min")
+        ilql, heads = randomise(ILQLHeads(*shape)), QHeads(*shape).double()
+        state = {name: x for name, x in ilql.state_dict().items() if not name.startswith("v.")}
+        assert list(heads.state_dict()) == list(state) and len(state) < len(ilql.state_dict())
+        heads.load_state_dict(state)
+        _, *expected = ilql(hidden_states, None, lm_weight)
+        got = heads(hidden_states, lm_weight)
+        for x, y in zip((*got[0], *got[1]), (*expected[0], *expected[1]), strict=True):
+            assert torch.equal(x, y)
+        assert not any(x.requires_grad for x in got[1])
+        heads.update_targets(0.3)
+        ilql.update_targets(0.3)
+        assert all(torch.equal(x, ilql.state_dict()[name]) for name, x in heads.state_dict().items())
+        heads.reset("zero")
+        assert heads.is_constant()
+        heads.set_constant(0.5)
+        assert all(
+            (x == 0.5).all() for x in (*heads(hidden_states, lm_weight)[0], *heads(hidden_states, lm_weight)[1])
+        )
 
 
 class TestILQLHeads:
