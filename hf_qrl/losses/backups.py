@@ -19,6 +19,19 @@ def utterance_ends(mask: torch.Tensor, turn_ixs: torch.Tensor | None) -> torch.T
     return real & ~follows
 
 
+def bootstrapped_states(
+    mask: torch.Tensor, truncated: torch.Tensor | None, has_next: torch.Tensor | None
+) -> torch.Tensor:
+    """
+    `(B, T + 1)` bool: the states whose values [`bootstrapped_targets`] may read: those of the real steps, and the last
+    one of a row that is truncated and has no next row.
+    """
+    after_last = torch.nn.functional.pad(utterance_ends(mask, None), (1, 0))
+    cut = torch.zeros_like(mask[:, 0]).bool() if truncated is None else truncated.bool()
+    cut = cut if has_next is None else cut & ~has_next
+    return torch.nn.functional.pad(mask.bool(), (0, 1)) | after_last & cut.unsqueeze(1)
+
+
 def discounted_sum(rewards: torch.Tensor, discounts: torch.Tensor) -> torch.Tensor:
     """
     `y_j = r_j + d_j y_{j+1}` with `y_T = 0`, for `(B, T)` tensors, in log2(T) steps.

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """
-Losses over the vocabulary without a tensor of (rows, vocabulary).
+Losses over the vocabulary, and its maximum, without a tensor of (rows, vocabulary).
 
 Every loss here is a function of a few statistics of each row `q = W z + b` of vocabulary-sized outputs: the output of
 the token that was taken, `q_a`, and `logsumexp(q)`. With `L_s` the derivative of the loss by statistic s,
@@ -13,6 +13,7 @@ differentiated once.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -57,6 +58,93 @@ def vocabulary_loss(
     )
 
 
+def vocabulary_maximum(
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    *,
+    vocab_size: int | None = None,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """
+    `max_v q_v` and its token, over rows `q = W z + b + offset`.
+
+    Args:
+        z, weight, bias, offset: As in [`vocabulary_loss`].
+        vocab_size (`int`, *optional*): Only the first so many tokens are allowed; all if not given.
+        chunk_elements (`int`): Size of the largest temporary tensor.
+
+    Returns:
+        The maximum `(N,)`, float32, or float64 for float64 weights, and the token `(N,)`, both without gradient.
+    """
+    weight, bias = weight[:vocab_size], None if bias is None else bias[:vocab_size]
+    rows, vocab = z.shape[0], weight.shape[0]
+    chunk = chunk_length(rows, vocab, chunk_elements)
+    top = torch.empty(rows, dtype=accumulation_dtype(weight), device=z.device)
+    token = torch.empty(rows, dtype=torch.long, device=z.device)
+    buffer = torch.empty(chunk, vocab, dtype=weight.dtype, device=z.device)
+    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        for start in range(0, rows, chunk):
+            part = slice(start, min(start + chunk, rows))
+            q = torch.mm(z[part], weight.t(), out=buffer[: part.stop - start])
+            if bias is not None:
+                q += bias
+            top[part], token[part] = q.max(1)
+        return top if offset is None else top + offset, token
+
+
+def vocabulary_mean(
+    z: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    *,
+    vocab_size: int | None = None,
+) -> torch.Tensor:
+    """
+    The mean over tokens of rows `q = W z + b + offset`, `(N,)` without gradient, from the mean of the projection.
+
+    Args:
+        z, weight, bias, offset, vocab_size: As in [`vocabulary_maximum`].
+    """
+    weight, dtype = weight[:vocab_size], accumulation_dtype(weight)
+    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        mean = z.to(dtype) @ (weight.sum(0, dtype=dtype) / len(weight))
+        if bias is not None:
+            mean += bias[:vocab_size].mean(dtype=dtype)
+        return mean if offset is None else mean + offset
+
+
+def accumulation_dtype(weight: torch.Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+def chunk_length(rows: int, width: int, chunk_elements: int) -> int:
+    """Rows of `width` elements to a chunk: about `chunk_elements` in all, and all chunks about as long."""
+    chunks = max(1, -(-rows * width // chunk_elements))
+    return max(1, -(-rows // chunks))
+
+
+def keep_gradients(ctx: Any, gradients: tuple[torch.Tensor | None, ...], inputs: tuple[torch.Tensor | None, ...]):
+    """Keeps the gradients of a scalar, formed in its forward pass, for [`kept_gradients`]."""
+    ctx.gradients = [g if g is None or of is None else g.to(of.dtype) for g, of in zip(gradients, inputs, strict=True)]
+
+
+def kept_gradients(ctx: Any, grad_loss: torch.Tensor) -> list[torch.Tensor | None]:
+    """The gradients of [`keep_gradients`] times that of the scalar; once."""
+    # `once_differentiable` looks at `grad_loss` alone, and would make the gradients constants without a word.
+    if torch.is_grad_enabled():
+        raise RuntimeError("The loss over the vocabulary has no second derivative (`create_graph=True`).")
+    if ctx.gradients is None:
+        raise RuntimeError("The loss over the vocabulary was already differentiated; evaluate it again.")
+    gradients, ctx.gradients = ctx.gradients, None
+    # A pass over (V, D) less where it is free to look at the number; another device would have to be waited for.
+    if grad_loss.device.type != "cpu" or grad_loss.item() != 1.0:
+        gradients = [None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in gradients]
+    return gradients
+
+
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -70,9 +158,8 @@ class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def _forward(ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled):
         rows, vocab = z.shape[0], weight.shape[0]
-        accumulate = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        chunks = max(1, -(-rows * vocab // chunk_elements))
-        chunk = max(1, -(-rows // chunks))
+        accumulate = accumulation_dtype(weight)
+        chunk = chunk_length(rows, vocab, chunk_elements)
         needs = [grad_enabled and needed for needed in ctx.needs_input_grad[:4]]
 
         loss = torch.zeros((), dtype=accumulate, device=z.device)
@@ -142,22 +229,10 @@ class _VocabularyLoss(torch.autograd.Function):
                 grad_bias += p.t().to(accumulate) @ by_lse
                 grad_bias.index_add_(0, a_part[:, 0], by_taken)
 
-        ctx.gradients = [
-            g if g is None or of is None else g.to(of.dtype)
-            for g, of in zip((grad_z, grad_weight, grad_bias, grad_offset), (z, weight, bias, offset), strict=True)
-        ]
+        keep_gradients(ctx, (grad_z, grad_weight, grad_bias, grad_offset), (z, weight, bias, offset))
         ctx.mark_non_differentiable(taken, lse)
         return loss, taken, lse
 
     @staticmethod
     def backward(ctx, grad_loss, _grad_taken, _grad_lse):
-        # `once_differentiable` looks at `grad_loss` alone, and would make the gradients constants without a word.
-        if torch.is_grad_enabled():
-            raise RuntimeError("The loss over the vocabulary has no second derivative (`create_graph=True`).")
-        if ctx.gradients is None:
-            raise RuntimeError("The loss over the vocabulary was already differentiated; evaluate it again.")
-        gradients, ctx.gradients = ctx.gradients, None
-        # A pass over (V, D) less where it is free to look at the number; another device would have to be waited for.
-        if grad_loss.device.type != "cpu" or grad_loss.item() != 1.0:
-            gradients = [None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in gradients]
-        return (*gradients, None, None, None, None, None, None)
+        return (*kept_gradients(ctx, grad_loss), None, None, None, None, None, None)

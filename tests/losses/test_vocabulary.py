@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_qrl.losses.vocabulary import vocabulary_loss
+from hf_qrl.losses.vocabulary import vocabulary_loss, vocabulary_maximum, vocabulary_mean
 
 
 def row_loss(q_a, lse, y, w):
@@ -171,3 +171,37 @@ class TestVocabularyLoss:
         (got,) = torch.autograd.grad(loss, z)
         (expected,) = torch.autograd.grad((z * tensors["weight"][actions]).sum(1).square().sum(), z)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+class TestVocabularyMaximumAndMean:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        seed=st.integers(0, 10_000),
+        rows=st.integers(0, 9),
+        bias=st.booleans(),
+        offset=st.booleans(),
+        vocab_size=st.sampled_from([None, 13, 9, 1]),
+        chunk_elements=st.sampled_from([1, 13, 40, 1 << 24]),
+    )
+    def test_equal_dense(self, seed, rows, bias, offset, vocab_size, chunk_elements):
+        tensors, _, _ = draw(rows, seed=seed)
+        used = dict(tensors, bias=tensors["bias"] if bias else None, offset=tensors["offset"] if offset else None)
+        q = tensors["z"] @ tensors["weight"].t() + (tensors["bias"] if bias else 0)
+        q = (q + (tensors["offset"][:, None] if offset else 0))[:, :vocab_size]
+        top, token = vocabulary_maximum(**used, vocab_size=vocab_size, chunk_elements=chunk_elements)
+        torch.testing.assert_close(top, q.amax(1), rtol=0, atol=1e-12)
+        assert torch.equal(token, q.argmax(1))
+        mean = vocabulary_mean(**used, vocab_size=vocab_size)
+        torch.testing.assert_close(mean, q.mean(1), rtol=0, atol=1e-12)
+
+    def test_no_gradient(self):
+        leaves = {name: x.requires_grad_() for name, x in draw()[0].items()}
+        assert not vocabulary_maximum(**leaves)[0].requires_grad and not vocabulary_mean(**leaves).requires_grad
+
+    def test_half_weights_give_float32(self):
+        tensors, _, _ = draw(rows=64, width=16, vocab=50, dtype=torch.bfloat16)
+        exact = {name: x.double() for name, x in tensors.items()}
+        top, mean = vocabulary_maximum(**tensors)[0], vocabulary_mean(**tensors)
+        assert top.dtype == mean.dtype == torch.float32
+        torch.testing.assert_close(top.double(), vocabulary_maximum(**exact)[0], rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(mean.double(), vocabulary_mean(**exact), rtol=0, atol=1e-5)
