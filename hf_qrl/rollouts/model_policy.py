@@ -2,13 +2,18 @@
 """A language model as a policy: it reads what training reads, and every row is sampled for itself."""
 
 import copy
+import re
+import string
+from contextlib import suppress
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data.chat import ChatRenderer, Message, training_chat_template, window_messages
+from ..data.chat import ChatRenderer, Message, model_role, training_chat_template, window_messages
 from ..data.episodes import PLAIN_CHAT_TEMPLATE
 from ..data.seq2seq import Seq2SeqRenderer
 from .policy import OVERFLOW, Action, Policy
@@ -81,6 +86,7 @@ class ModelPolicy(Policy):
         if chat_template is None and tokenizer.chat_template:
             chat_template = training_chat_template(tokenizer)
         self.chat_template = chat_template
+        self._encoder = SegmentEncoder(tokenizer)
         # Positions that the model can tell apart; encoder-decoder models count theirs on both sides.
         self._positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
@@ -95,6 +101,29 @@ class ModelPolicy(Policy):
             return Seq2SeqRenderer(self.tokenizer, start, where, chat=chat).source(messages)
         return ChatRenderer(self.tokenizer, self.chat_template or PLAIN_CHAT_TEMPLATE, where, tools).prompt(messages)
 
+    def prompts(self, conversations: list[list[Message]], tools: list[list | None]) -> list[list[int]]:
+        """
+        Returns the [`~ModelPolicy.prompt`] of each conversation. Where that is safe, only what was not in the prompts
+        of the last call is encoded.
+        """
+        rows = list(zip(conversations, tools, strict=True))
+        if self.tokenizer.is_fast and not self.is_encoder_decoder:  # what encoders read may be no chat
+            with suppress(TemplateError, TypeError, ValueError):  # told below, with advice
+                return self._encoder([self._text(messages, shown) for messages, shown in rows])
+        return [self.prompt(messages, shown) for messages, shown in rows]
+
+    def _text(self, messages: list[Message], tools: list | None) -> str:
+        """The text that [`~ModelPolicy.prompt`] encodes."""
+        if self.history_window is not None:
+            messages = window_messages(messages, self.history_window)
+        return self.tokenizer.apply_chat_template(
+            [{**message, "role": model_role(message["role"])} for message in messages],
+            tools=tools,
+            chat_template=self.chat_template or PLAIN_CHAT_TEMPLATE,
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+
     def act(
         self,
         conversations: list[list[Message]],
@@ -104,7 +133,7 @@ class ModelPolicy(Policy):
     ) -> list[Action]:
         """See [`Policy.act`]."""
         tools = context.get("tools") or [None] * len(conversations)
-        prompts = [self.prompt(messages, shown) for messages, shown in zip(conversations, tools, strict=True)]
+        prompts = self.prompts(conversations, tools)
         budgets = [self._budget(len(prompt), context.get("max_seq_len")) for prompt in prompts]
         actions = [
             Action("", OVERFLOW, num_prompt_tokens=len(prompt)) if budget < 1 else None
@@ -112,7 +141,10 @@ class ModelPolicy(Policy):
         ]
         rows = [i for i, action in enumerate(actions) if action is None]
         training = self.model.training
-        self.model.eval()
+        # Setting a mode takes longer than rendering the conversations does.
+        switch = any(module.training for module in self.model.modules())
+        if switch:
+            self.model.eval()
         try:
             for start in range(0, len(rows), self.batch_size):
                 part = rows[start : start + self.batch_size]
@@ -125,7 +157,8 @@ class ModelPolicy(Policy):
                 for i, reply in zip(part, replies, strict=True):
                     actions[i] = reply
         finally:
-            self.model.train(training)
+            if switch:
+                self.model.train(training)
         return actions  # type: ignore[return-value]
 
     def identity(self) -> dict[str, Any]:
@@ -160,20 +193,19 @@ class ModelPolicy(Policy):
         pad = self.tokenizer.pad_token_id
         pad = next((token for token in (pad, *self.eos_token_ids) if token is not None), 0)
         longest = max(map(len, prompts))
-        padding = [longest - len(ids) for ids in prompts]
-        if self.is_encoder_decoder:  # the first token is at the first position of an encoder
-            input_ids = [ids + [pad] * count for ids, count in zip(prompts, padding, strict=True)]
-            mask = [[1] * len(ids) + [0] * count for ids, count in zip(prompts, padding, strict=True)]
-        else:
-            input_ids = [[pad] * count + ids for ids, count in zip(prompts, padding, strict=True)]
-            mask = [[0] * count + [1] * len(ids) for ids, count in zip(prompts, padding, strict=True)]
+        input_ids = np.full((len(prompts), longest), pad, dtype=np.int64)
+        mask = np.zeros_like(input_ids)
+        for row, ids in enumerate(prompts):
+            # The first token is at the first position of an encoder.
+            place = slice(len(ids)) if self.is_encoder_decoder else slice(longest - len(ids), None)
+            input_ids[row, place], mask[row, place] = ids, 1
         reply_start = 1 if self.is_encoder_decoder else longest
         sampler = RowSampler(seeds, reply_start, max(budgets), **self.sampling)
         stops = RowStops(self.tokenizer, reply_start, stop_strings, budgets, self.eos_token_ids)
         with torch.no_grad():
             self.model.generate(
-                input_ids=torch.tensor(input_ids, device=self.model.device),
-                attention_mask=torch.tensor(mask, device=self.model.device),
+                input_ids=torch.from_numpy(input_ids).to(self.model.device),
+                attention_mask=torch.from_numpy(mask).to(self.model.device),
                 generation_config=self._generation_config(max(budgets), pad),
                 logits_processor=[sampler],
                 stopping_criteria=[stops],
@@ -200,6 +232,66 @@ class ModelPolicy(Policy):
             **dict.fromkeys(("max_length", "temperature", "top_k", "top_p", "min_p", "typical_p")),
         )
         return config
+
+
+class SegmentEncoder:
+    """
+    Encodes texts of which much has been encoded before, as the prompts of a conversation that goes on have.
+
+    Texts are cut before each added token that [`segment_starts`] finds. The tokenizer cuts them there first of all and
+    encodes every part on its own, so a segment has the same tokens in every text. Only the segments of the last call
+    are remembered: memory does not grow with the episodes, and whatever a history becomes, its tokens are right.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Fast tokenizer.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._settings: Any = None
+        self._starts: re.Pattern[str] | None = None
+        self._known: dict[str, list[int]] = {}
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        """Returns `tokenizer(text, add_special_tokens=False)["input_ids"]` of each text."""
+        settings = (self.tokenizer.added_tokens_decoder, self.tokenizer.split_special_tokens)
+        if settings != self._settings:  # tokens may be added at any time
+            self._settings, self._starts, self._known = settings, segment_starts(self.tokenizer), {}
+        rows = [self._segments(text) for text in texts]
+        segments = dict.fromkeys(chain.from_iterable(rows))
+        new = [segment for segment in segments if segment not in self._known]
+        if new:
+            encoded = self.tokenizer(new, add_special_tokens=False)["input_ids"]
+            self._known.update(zip(new, encoded, strict=True))
+        self._known = {segment: self._known[segment] for segment in segments}
+        return [list(chain.from_iterable(self._known[segment] for segment in row)) for row in rows]
+
+    def _segments(self, text: str) -> list[str]:
+        if self._starts is None:
+            return [text]
+        cuts = [0, *(match.start() for match in self._starts.finditer(text)), len(text)]
+        return [text[start:end] for start, end in pairwise(cuts) if start < end]
+
+
+def segment_starts(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+    """
+    Returns a pattern of the added tokens before which any text can be cut without changing its tokens; `None` if there
+    are none.
+
+    They are looked for in the raw text, and begin with a punctuation mark that no such token has further inside. So
+    nothing reaches over the cut: no longer token, no blanks that go with a token (`lstrip`), and no condition on what
+    is beside it (`single_word`, for which a punctuation mark is as good as the end of the text).
+    """
+    if tokenizer.split_special_tokens:
+        return None
+    added = [token for token in tokenizer.added_tokens_decoder.values() if not token.normalized and token.content]
+    inside = {character for token in added for character in token.content[1:]}
+    # Where such a token may begin, what is before it decides whether it does.
+    conditional = {token.content[0] for token in added if token.lstrip or token.single_word}
+    marks = set(string.punctuation) - {"_"} - inside - conditional
+    contents = sorted(re.escape(token.content) for token in added if token.content[0] in marks)
+    return re.compile("|".join(contents)) if contents else None
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

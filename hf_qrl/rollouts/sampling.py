@@ -62,7 +62,8 @@ class RowSampler(LogitsProcessor):
             chosen = logprobs.argmax(-1, keepdim=True)
         else:
             numbers = self.uniforms[:, input_ids.shape[1] - self.prompt_length, None].to(scores.device)
-            cumulated = logprobs.double().exp().cumsum(-1)
+            # The sum needs the digits, its terms do not: they have no more than the logits.
+            cumulated = logprobs.exp().double().cumsum(-1)
             # Rounding leaves the sum a little off 1; tokens of no probability end where the one before them does.
             chosen = torch.searchsorted(cumulated, numbers * cumulated[:, -1:], right=True)
             chosen = chosen.clamp(max=scores.shape[-1] - 1)
