@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .rollouts import collect_episodes, evaluate_policy
     from .trainer.ilql_config import ILQLConfig
     from .trainer.ilql_trainer import ILQLTrainer
+    from .trainer.qrlhf_config import QRLHFConfig
+    from .trainer.qrlhf_trainer import QRLHFTrainer
 
 
 __version__ = "0.1.0.dev0"
@@ -46,6 +48,8 @@ _LAZY = {
     "EnvironmentReturn": "hf_qrl.environments",
     "ILQLConfig": "hf_qrl.trainer.ilql_config",
     "ILQLTrainer": "hf_qrl.trainer.ilql_trainer",
+    "QRLHFConfig": "hf_qrl.trainer.qrlhf_config",
+    "QRLHFTrainer": "hf_qrl.trainer.qrlhf_trainer",
     "TextEnv": "hf_qrl.environments",
     "collect_episodes": "hf_qrl.rollouts",
     "evaluate_policy": "hf_qrl.rollouts",
@@ -77,6 +81,8 @@ __all__ = [
     "ILQLTrainer",
     "LlamaDuelingQConfig",
     "LlamaDuelingQForCausalLM",
+    "QRLHFConfig",
+    "QRLHFTrainer",
     "Seq2SeqILQLOutput",
     "TextEnv",
     "collect_episodes",

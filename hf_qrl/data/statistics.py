@@ -23,6 +23,8 @@ class ReturnStatistics:
             only utterances are discounted.
         return_min, return_max (`float`):
             Smallest and largest undiscounted return-to-go within a row, over all actions.
+        discounted_return_min (`float`):
+            Smallest discounted return-to-go within a row, over all actions.
         mean_return (`float`):
             Mean, over actions and weighted by `weight`, of the discounted return-to-go within a row.
         truncated_fraction (`float`):
@@ -41,6 +43,7 @@ class ReturnStatistics:
     reward_max: float
     return_min: float
     return_max: float
+    discounted_return_min: float
     mean_return: float
     truncated_fraction: float
     pays_only_at_end: bool
@@ -55,7 +58,7 @@ def return_statistics(dataset: Dataset, gamma: float, discount_on: str = "token"
         dataset ([`~datasets.Dataset`]):
             Prepared dataset.
         gamma (`float`):
-            Discount of the mean return.
+            Discount of the returns that are discounted.
         discount_on (`str`, *optional*, defaults to `"token"`):
             `"token"` discounts after every action, `"utterance"` after the last action of an utterance only.
 
@@ -74,6 +77,7 @@ def return_statistics(dataset: Dataset, gamma: float, discount_on: str = "token"
     num_actions, num_truncated, return_sum, weight_sum = 0, 0, 0.0, 0.0
     pays_only_at_end, continues_elsewhere = True, False
     reward_min, reward_max, return_min, return_max = math.inf, -math.inf, math.inf, -math.inf
+    discounted_return_min = math.inf
     columns = dataset.select_columns(["rewards", "actions_ixs", *optional]).with_format(None)
     for batch in columns.iter(batch_size=1000):
         rewards, mask = _pad(batch["rewards"])
@@ -107,6 +111,7 @@ def return_statistics(dataset: Dataset, gamma: float, discount_on: str = "token"
         weight_sum += float((weights[:, None] * mask).sum())
         reward_min, reward_max = min(reward_min, paid[mask].min()), max(reward_max, paid[mask].max())
         return_min, return_max = min(return_min, returns[mask].min()), max(return_max, returns[mask].max())
+        discounted_return_min = min(discounted_return_min, discounted[mask].min())
 
     return ReturnStatistics(
         num_rows=len(dataset),
@@ -115,6 +120,7 @@ def return_statistics(dataset: Dataset, gamma: float, discount_on: str = "token"
         reward_max=float(reward_max),
         return_min=float(return_min),
         return_max=float(return_max),
+        discounted_return_min=float(discounted_return_min),
         mean_return=return_sum / weight_sum,
         truncated_fraction=num_truncated / len(dataset),
         pays_only_at_end=bool(pays_only_at_end),

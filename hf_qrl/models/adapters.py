@@ -3,7 +3,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -102,7 +102,8 @@ def refuse_mixture(directory: str | os.PathLike) -> None:
 
 
 def load_adapter(
-    auto_class: Any,
+    load: Callable[..., Any],
+    config_class: Any,
     name: str | os.PathLike,
     config_file: str | os.PathLike,
     head_fields: Iterable[str],
@@ -116,7 +117,8 @@ def load_adapter(
     A model with an adapter, from the files of the adapter.
 
     Args:
-        auto_class (`type`): Loads the model under the adapter.
+        load (`Callable`): Loads the model under the adapter, a `from_pretrained`.
+        config_class (`type`): The class of its configuration.
         name (`str` or `os.PathLike`): Name or directory of the adapter.
         config_file (`str` or `os.PathLike`): Its `adapter_config.json` on this machine.
         head_fields (iterable of `str`): What of the saved configuration describes the heads.
@@ -136,7 +138,7 @@ def load_adapter(
     peft_config = peft.PeftConfig.from_pretrained(str(directory))
     if HEADS not in (peft_config.modules_to_save or []):
         raise ValueError(
-            f"The adapter {title!r} has no ILQL heads. To put heads on what it adapts, merge it "
+            f"The adapter {title!r} has no heads. To put heads on what it adapts, merge it "
             "(`peft.AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()`), save the result, and load "
             "that; then train with `ILQLTrainer(..., peft_config=...)`."
         )
@@ -149,7 +151,7 @@ def load_adapter(
             f"The adapter {title!r} does not say which model it was trained on (its `base_model_name_or_path` is "
             "empty): pass `base_model_name_or_path=`."
         )
-    config = read_configuration(auto_class.model_class.config_class, directory)
+    config = read_configuration(config_class, directory)
     if config is not None:
         config.check_kind_of_heads(head_arguments, title)
         head_arguments = {**{field: getattr(config, field) for field in head_fields}, **head_arguments}
@@ -157,7 +159,7 @@ def load_adapter(
     if peft_config.revision:
         elsewhere["revision"] = peft_config.revision
     try:
-        base = auto_class.from_pretrained(base_name, **elsewhere, **kwargs, **head_arguments)
+        base = load(base_name, **elsewhere, **kwargs, **head_arguments)
     except OSError as error:
         raise OSError(
             f"The adapter {title!r} was trained on {str(base_name)!r}, which cannot be loaded: {error} If it is "
@@ -197,12 +199,12 @@ def check_base(base: Any, base_name: str | os.PathLike, name: str, config: Any) 
     if config is None:
         if base.made_from_base:
             raise ValueError(
-                f"Beside the adapter {name!r} there is no 'config.json' of a model with ILQL heads, and its base "
+                f"Beside the adapter {name!r} there is no 'config.json' of a model with heads, and its base "
                 f"{str(base_name)!r} is a plain language model: what kind of heads these are is unknown. Save the "
                 "adapter with `trainer.save_model()`, or `model.get_base_model().config` beside it."
             )
         return
-    saved, found = (x.text_config.get_text_config().vocab_size for x in (config, base.config))
+    saved, found = (x.get_text_config().vocab_size for x in (config, base.config))
     if saved != found:
         raise ValueError(
             f"The adapter {name!r} was trained on a vocabulary of {saved} tokens, and {str(base_name)!r} has {found}: "

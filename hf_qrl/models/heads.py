@@ -213,7 +213,10 @@ class QHead(nn.Module):
         """
         online = {name: full_tensor(parameter) for name, parameter in self.named_parameters()}
         for name, moving in target.named_buffers():
-            moving.lerp_(online[name].to(moving.dtype), alpha)
+            if alpha == 1:
+                moving.copy_(online[name])  # whatever it was, and fresh memory can be NaN
+            else:
+                moving.lerp_(online[name].to(moving.dtype), alpha)
         if self.kind == "dueling":
             # Means are linear, so the moving average of V - mean A is that of V minus that of the mean of A.
             for name in ("weight", "bias"):

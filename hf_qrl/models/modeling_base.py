@@ -4,7 +4,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,6 +51,36 @@ class QPreTrainedModel(PreTrainedModel, GenerationMixin):
     trained_since_loading = False
     # Whether the heads were put on a language model, whose name is the model's then.
     made_from_base = False
+    # Whether the policy has the language model for a prior, which has to be held to the data then.
+    acts_by_language_model = True
+    # The arguments of `forward` with which the policy is the language model itself.
+    language_model_policy: ClassVar[dict[str, Any]] = {"beta": 0.0}
+
+    @property
+    def language_model(self) -> PreTrainedModel:
+        """The language model that the heads are on."""
+        return self
+
+    def language_model_parameters(self) -> Iterator[nn.Parameter]:
+        """All parameters but those of the heads."""
+        heads = set(map(id, self.heads.parameters()))
+        return (parameter for parameter in self.parameters() if id(parameter) not in heads)
+
+    def hidden_states(self, **inputs: Any) -> torch.Tensor:
+        """
+        The inputs of the LM head, `(B, n, d)`, without the cost of the logits. `inputs` are those of the language
+        model; rows are padded on the right.
+        """
+        raise NotImplementedError
+
+    def _state_after(self, input_ids: Any, attention_mask: Any) -> torch.Tensor | None:
+        """The last state `(B, d)` of rows, where there are rows; without gradients."""
+        if input_ids is None or attention_mask is None:
+            return None
+        last = (attention_mask.sum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            states = self.hidden_states(input_ids=input_ids, attention_mask=attend_somewhere(attention_mask))
+        return states[torch.arange(len(last), device=last.device), last]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -340,6 +370,10 @@ class ILQLPreTrainedModel(QPreTrainedModel, GenerationMixin):
 
     # ----------------------------------------------------------------------------------------------------- forward
 
+    @property
+    def language_model(self) -> PreTrainedModel:
+        return self.base
+
     def _refuse_labels(self, labels: Any) -> None:
         if labels is not None:
             raise ValueError(
@@ -443,6 +477,13 @@ def on_support(
     support = logits.topk(top_k, dim=-1).indices
     scores = score(logits.gather(-1, support), partial(candidate_values, candidates=support))
     return torch.full_like(logits, -torch.inf, dtype=scores.dtype).scatter_(-1, support, scores)
+
+
+def attend_somewhere(mask: torch.Tensor) -> torch.Tensor:
+    """A row without a next state attends to its padding, for attention over nothing is NaN; it is not used."""
+    mask = mask.clone()
+    mask[:, 0] = 1
+    return mask
 
 
 class SupportCheck(LogitsProcessor):

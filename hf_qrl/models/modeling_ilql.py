@@ -20,7 +20,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .adapters import load_adapter
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
-from .modeling_base import HUB_ARGUMENTS, ILQLPreTrainedModel
+from .modeling_base import HUB_ARGUMENTS, ILQLPreTrainedModel, attend_somewhere
 from .outputs import CausalILQLOutput, Seq2SeqILQLOutput
 from .sharding import check_ties
 from .trlx import from_trlx, read_trlx
@@ -112,14 +112,7 @@ class ILQLForCausalLM(ILQLPreTrainedModel, GenerationMixin):
         self._refuse_labels(labels)
         if loss_fn is not None:
             hidden_states = self.hidden_states(input_ids=input_ids, attention_mask=attention_mask)
-            next_state = None
-            if next_input_ids is not None and next_attention_mask is not None:
-                last = (next_attention_mask.sum(1) - 1).clamp(min=0)
-                with torch.no_grad():
-                    next_states = self.hidden_states(
-                        input_ids=next_input_ids, attention_mask=attend_somewhere(next_attention_mask)
-                    )
-                    next_state = next_states[torch.arange(len(last), device=last.device), last]
+            next_state = self._state_after(next_input_ids, next_attention_mask)
             output = CausalILQLOutput(loss=self._loss(loss_fn, hidden_states, next_state))
         else:
             base_output, fields = self._run_base(
@@ -255,13 +248,6 @@ class ILQLForSeq2SeqLM(ILQLPreTrainedModel, GenerationMixin):
         return output if return_dict else output.to_tuple()
 
 
-def attend_somewhere(mask: torch.Tensor) -> torch.Tensor:
-    """A row without a next state attends to its padding, for attention over nothing is NaN; it is not used."""
-    mask = mask.clone()
-    mask[:, 0] = 1
-    return mask
-
-
 class _AutoModelWithILQLHeads:
     """What the two Auto classes share."""
 
@@ -304,7 +290,15 @@ class _AutoModelWithILQLHeads:
         if adapter is not None:
             rest = {key: argument for key, argument in kwargs.items() if key not in HUB_ARGUMENTS}
             return load_adapter(
-                cls, name, adapter, HEAD_ARGUMENTS, head_arguments, loading, **adapter_arguments, **rest
+                cls.from_pretrained,
+                cls.model_class.config_class,
+                name,
+                adapter,
+                HEAD_ARGUMENTS,
+                head_arguments,
+                loading,
+                **adapter_arguments,
+                **rest,
             )
         if adapter_arguments["base_name"] is not None:
             raise ValueError(f"`base_model_name_or_path` goes with an adapter, and {str(name)!r} is none.")

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """A Llama with a dueling Q-head: the model of llama-qrlhf on the Llama of transformers."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,28 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.deprecation import deprecate_kwarg
+from transformers.utils.peft_utils import find_adapter_config_file
 
+from .adapters import load_adapter
 from .configuration_llama_dueling_q import LlamaDuelingQConfig
 from .heads import QHeads
 from .llama_qrlhf import convert
 from .lm_head import LMHead
-from .modeling_base import QPreTrainedModel, check_bare, on_support
+from .modeling_base import HUB_ARGUMENTS, QPreTrainedModel, check_bare, on_support
 from .outputs import CausalQOutput
 from .sharding import is_partitioned
+
+
+HEAD_FIELDS = (
+    "head_expansion",
+    "head_init",
+    "policy",
+    "beta",
+    "policy_top_k",
+    "history_window",
+    "reward_mean",
+    "reward_std",
+)
 
 
 class LlamaDuelingQForCausalLM(QPreTrainedModel, LlamaForCausalLM):
@@ -48,6 +63,7 @@ class LlamaDuelingQForCausalLM(QPreTrainedModel, LlamaForCausalLM):
         "was saved with."
     )
     policy_arguments = ("beta", "policy")
+    language_model_policy = {"policy": "lm", "beta": 0.0}
 
     def __init__(self, config: LlamaDuelingQConfig):
         super().__init__(config)
@@ -69,7 +85,48 @@ class LlamaDuelingQForCausalLM(QPreTrainedModel, LlamaForCausalLM):
         if not self.heads.q[0].weight.is_meta:  # as it is where a checkpoint is about to be loaded
             self.heads.reset(config.head_init)
 
+    @property
+    def acts_by_language_model(self) -> bool:  # type: ignore[override]
+        return self.config.policy == "lm" or self.config.policy_top_k is not None
+
     # ------------------------------------------------------------------------------------------------ construction
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`):
+                A model with a Q-head; a plain Llama, which gets a fresh one; or an adapter with a Q-head, which gives
+                a `peft.PeftModel`.
+            is_trainable (`bool`, *optional*, defaults to `False`), base_model_name_or_path (`str`, *optional*):
+                As in [`AutoModelForCausalLMWithILQLHeads.from_pretrained`], of an adapter.
+            kwargs:
+                Fields of [`LlamaDuelingQConfig`], and whatever [`~transformers.PreTrainedModel.from_pretrained`]
+                takes.
+        """
+        base_name, is_trainable = kwargs.pop("base_model_name_or_path", None), kwargs.pop("is_trainable", False)
+        loading = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+        adapter = find_adapter_config_file(pretrained_model_name_or_path, **loading)
+        if adapter is None:
+            if base_name is not None:
+                raise ValueError(
+                    "`base_model_name_or_path` goes with an adapter, and "
+                    f"{str(pretrained_model_name_or_path)!r} is none."
+                )
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        rest = {key: argument for key, argument in kwargs.items() if key not in HUB_ARGUMENTS}
+        return load_adapter(
+            cls.from_pretrained,
+            cls.config_class,
+            pretrained_model_name_or_path,
+            adapter,
+            HEAD_FIELDS,
+            {field: rest.pop(field) for field in HEAD_FIELDS if field in rest},
+            loading,
+            base_name=base_name,
+            is_trainable=is_trainable,
+            **rest,
+        )
 
     @classmethod
     def from_base(cls, base: LlamaForCausalLM, **head_arguments: Any) -> "LlamaDuelingQForCausalLM":
@@ -257,23 +314,7 @@ class LlamaDuelingQForCausalLM(QPreTrainedModel, LlamaForCausalLM):
         return on_support(self.lm_head(states), top_k, score)
 
     def hidden_states(self, **inputs: Any) -> torch.Tensor:
-        """
-        The inputs of the LM head, `(B, n, d)`, without the cost of the logits. `inputs` are those of the language
-        model; rows are padded on the right.
-        """
         return self.model(use_cache=False, return_dict=True, **inputs).last_hidden_state
-
-    def _state_after(self, input_ids: Any, attention_mask: Any) -> torch.Tensor | None:
-        """The last state `(B, d)` of rows, where there are rows; without gradients."""
-        if input_ids is None or attention_mask is None:
-            return None
-        last = (attention_mask.sum(1) - 1).clamp(min=0)
-        # A row without a next state attends to its padding, for attention over nothing is NaN; it is not used.
-        attention_mask = attention_mask.clone()
-        attention_mask[:, 0] = 1
-        with torch.no_grad():
-            states = self.hidden_states(input_ids=input_ids, attention_mask=attention_mask)
-        return states[torch.arange(len(last), device=last.device), last]
 
 
 __all__ = ["LlamaDuelingQForCausalLM"]

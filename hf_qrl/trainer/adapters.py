@@ -15,8 +15,8 @@ from transformers.utils import logging
 
 from ..models.adapters import HEADS, adapter_class, silence_original_heads, task_type_of
 from ..models.heads import NONLINEAR_STEMS
-from ..models.modeling_base import ILQLPreTrainedModel
-from .ilql_config import ILQLConfig
+from ..models.modeling_base import QPreTrainedModel
+from .q_learning_config import QLearningConfig
 
 
 logger = logging.get_logger(__name__)
@@ -27,14 +27,14 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def adapt(model: Any, peft_config: PeftConfig | None, args: ILQLConfig, revision: str | None = None) -> Any:
+def adapt(model: Any, peft_config: PeftConfig | None, args: QLearningConfig, revision: str | None = None) -> Any:
     """
     Puts an adapter on a model with heads, or checks the one that is there.
 
     Args:
         model ([`ILQLForCausalLM`] or `peft.PeftModel`): The model; it is changed in place.
         peft_config (`peft.PeftConfig`, *optional*): The adapter; a copy of it is completed and used.
-        args ([`ILQLConfig`]): Training arguments.
+        args ([`QLearningConfig`]): Training arguments.
         revision (`str`, *optional*): Revision that the model was loaded at.
 
     Returns:
@@ -60,7 +60,7 @@ def adapt(model: Any, peft_config: PeftConfig | None, args: ILQLConfig, revision
                 "adapter, or `freeze_base=True` to train the heads only."
             )
         return model
-    check_arguments(args)
+    check_arguments(args, base_of(model))
     if not isinstance(model, PeftModel):
         model = put_adapter(model, peft_config, revision)
     silence_original_heads(model)
@@ -70,22 +70,22 @@ def adapt(model: Any, peft_config: PeftConfig | None, args: ILQLConfig, revision
     return model
 
 
-def check_arguments(args: ILQLConfig) -> None:
+def check_arguments(args: QLearningConfig, model: Any) -> None:
     """Raises a `ValueError` for training arguments that contradict an adapter."""
     if args.freeze_base:
         raise ValueError(
             "`freeze_base=True` trains the heads only, and an adapter trains the language model. Leave out one of "
             "them; the weights under an adapter are frozen anyway."
         )
-    if args.awac_scale == 0:
+    if model.acts_by_language_model and not args.clones:
         raise ValueError(
-            "With `awac_scale=0` nothing holds the language model to the data while its adapter serves the heads, and "
-            "the policy's prior would drift. Raise `awac_scale`, or train the heads only: `freeze_base=True` without "
-            "an adapter."
+            f"With `{args.cloning_argument}=0` nothing holds the language model to the data while its adapter serves "
+            f"the heads, and the policy's prior would drift. Raise `{args.cloning_argument}`, or train the heads "
+            "only: `freeze_base=True` without an adapter."
         )
 
 
-def put_adapter(model: ILQLPreTrainedModel, peft_config: PeftConfig, revision: str | None = None) -> Any:
+def put_adapter(model: QPreTrainedModel, peft_config: PeftConfig, revision: str | None = None) -> Any:
     """The model with a fresh adapter on it."""
     if not isinstance(peft_config, PeftConfig):
         raise ValueError(
@@ -111,7 +111,7 @@ def put_adapter(model: ILQLPreTrainedModel, peft_config: PeftConfig, revision: s
     return adapted
 
 
-def complete(peft_config: PeftConfig, model: ILQLPreTrainedModel) -> PeftConfig:
+def complete(peft_config: PeftConfig, model: QPreTrainedModel) -> PeftConfig:
     """A copy of the user's configuration with what follows from the model."""
     fields = {field.name for field in dataclasses.fields(peft_config)}
     if peft_config.is_prompt_learning or not {"modules_to_save", "target_modules"} <= fields:
@@ -149,22 +149,24 @@ def complete(peft_config: PeftConfig, model: ILQLPreTrainedModel) -> PeftConfig:
 
 def default_target_modules(config: PeftConfig, model: Any) -> str:
     """PEFT's choice for the architecture, in the language model only, as a regular expression."""
-    model_type = model.config.text_config.model_type
+    model_type = model.config.get_text_config().model_type
     names: Any = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type)
     if config.peft_type != "LORA" or names is None:
         raise ValueError(
             f"There is no default for the `target_modules` of {type(config).__name__} on {model_type!r} models. Name "
             'the layers to adapt, such as `target_modules=["q_proj", "v_proj"]`, or use `target_modules="all-linear"`.'
         )
-    return rf"base\.(?:{names})" if isinstance(names, str) else rf"base\..*\.({'|'.join(names)})"
+    # In the module of the language model: the heads are beside it.
+    trunk = model.base_model_prefix
+    return rf"{trunk}\.(?:{names})" if isinstance(names, str) else rf"{trunk}\..*\.({'|'.join(names)})"
 
 
 def check_adapter(model: Any) -> None:
     """Raises a `ValueError` for an adapter that the trainer cannot train, save or load again."""
     base = model.get_base_model()
-    if not isinstance(base, ILQLPreTrainedModel):
+    if not isinstance(base, QPreTrainedModel):
         raise ValueError(
-            f"The adapter is on a {type(base).__name__} without ILQL heads. Merge it (`merge_and_unload()`), save the "
+            f"The adapter is on a {type(base).__name__} without heads. Merge it (`merge_and_unload()`), save the "
             "result, and pass that with `peft_config=`; or put the heads on the bare model and the adapter on the "
             "result."
         )
@@ -176,7 +178,7 @@ def check_adapter(model: Any) -> None:
         )
     config = model.peft_config["default"]
     if config.is_prompt_learning:
-        raise ValueError(f"{type(config).__name__} is not supported with ILQL heads. Use `LoraConfig`.")
+        raise ValueError(f"{type(config).__name__} is not supported with heads. Use `LoraConfig`.")
     heads = base.heads
     if not isinstance(heads, ModulesToSaveWrapper) or "default" not in heads.modules_to_save:
         raise ValueError(

@@ -61,7 +61,7 @@ class BaseTrainer(Trainer):
             )
         if resume_from_checkpoint:
             self._check_heads_of(Path(resume_from_checkpoint))
-        if any(x.requires_grad for x in self.bare_model.base.parameters()) and self.model is self.bare_model:
+        if any(x.requires_grad for x in self.bare_model.language_model_parameters()) and self.model is self.bare_model:
             self.bare_model.trained_since_loading = True
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

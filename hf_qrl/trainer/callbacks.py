@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """A check before training, and a table of what the policy says during it."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ class LMHeadCheckCallback(TrainerCallback):
         inputs = trainer._prepare_inputs({name: row[name][:, :16] for name in names if name in row})
         training = model.training
         model.eval()
-        logits = model(**inputs, beta=0.0).logits.float()
+        logits = model(**inputs, **bare.language_model_policy).logits.float()
         computed = model(**inputs, loss_fn=dense_logits).loss
         model.train(training)
         kept = logits > -torch.inf  # of the support of the policy
@@ -43,9 +44,9 @@ class LMHeadCheckCallback(TrainerCallback):
         scale = max(1.0, logits[kept].abs().max().item())
         if difference > (1e-3 if bare.dtype == torch.float32 and not trainer.accelerator.native_amp else 5e-2) * scale:
             raise ValueError(
-                f"The logits of {type(bare.base).__name__} are not the projection of its last hidden state (they "
-                f"differ by {difference:.3g}). Training would optimise something else than what the model decodes; "
-                "this architecture is not supported."
+                f"The logits of {type(bare.language_model).__name__} are not the projection of its last hidden state "
+                f"(they differ by {difference:.3g}). Training would optimise something else than "
+                "what the model decodes; this architecture is not supported."
             )
 
 
@@ -116,7 +117,7 @@ class SampleTableCallback(TrainerCallback):
                 )
                 # What an encoder-decoder model returns is the decoder's: its start token and the completion.
                 start = 1 if seq2seq else prompt.shape[1]
-                value, q = self.score(model, out, start, prompt if seq2seq else None)
+                value, q = self.score(model, out, start, trainer.state_values, prompt if seq2seq else None)
                 text = tokenizer.decode(out[0, start:], skip_special_tokens=True)
                 rows.append((tokenizer.decode(prompt[0], skip_special_tokens=True), text, value, q))
         model.train(training)
@@ -124,18 +125,22 @@ class SampleTableCallback(TrainerCallback):
 
     @staticmethod
     def score(
-        model: Any, tokens: torch.Tensor, prompt_length: int, encoder_input_ids: torch.Tensor | None = None
+        model: Any,
+        tokens: torch.Tensor,
+        prompt_length: int,
+        state_values: Callable[[torch.Tensor, Any, LMHead], torch.Tensor],
+        encoder_input_ids: torch.Tensor | None = None,
     ) -> tuple[float, float]:
         """
-        V before the first sampled token and the mean target Q of the sampled tokens of `tokens (1, n)`; with
-        `encoder_input_ids` the tokens are the decoder's.
+        V before the first sampled token, which `state_values(states, heads, lm_head)` tells, and the mean target Q of
+        the sampled tokens of `tokens (1, n)`; with `encoder_input_ids` the tokens are the decoder's.
         """
 
         def values(hidden_states, heads, lm_head, next_state):
             states = hidden_states[:, prompt_length - 1 : -1]
             taken = partial(candidate_values, candidates=tokens[:, prompt_length:, None])
             q = heads.reduce([head.on_language_model(states, lm_head, taken) for head in heads.target_q])
-            return torch.stack([heads.v(states[0, 0]), q.mean()])
+            return torch.stack([state_values(states[0, :1], heads, lm_head)[0], q.mean()])
 
         inputs = {"input_ids": tokens}
         if encoder_input_ids is not None:

@@ -1,27 +1,27 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """What users hand to a trainer: names or live models, tokenizers, datasets; loaded, checked and made ready."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..models import (
-    AutoModelForCausalLMWithILQLHeads,
-    AutoModelForSeq2SeqLMWithILQLHeads,
-    ILQLForCausalLM,
-    ILQLForSeq2SeqLM,
-)
-from ..models.modeling_ilql import HUB_ARGUMENTS
-from .ilql_config import ILQLConfig
-
-
-ILQLModel: TypeAlias = ILQLForCausalLM | ILQLForSeq2SeqLM
+from ..models.modeling_base import HUB_ARGUMENTS, QPreTrainedModel
+from .q_learning_config import QLearningConfig
 
 
 def check_dataset_type(name: str, dataset: Any) -> None:
@@ -33,16 +33,28 @@ def check_dataset_type(name: str, dataset: Any) -> None:
         )
 
 
-def load_model(model: str | PreTrainedModel, args: ILQLConfig, quantization_config: Any = None) -> Any:
+def load_model(
+    model: str | PreTrainedModel,
+    args: QLearningConfig,
+    put_heads: Callable[[str | PreTrainedModel, PreTrainedConfig, dict[str, Any]], Any],
+    quantization_config: Any = None,
+) -> Any:
     """
-    The model with its heads, causal or encoder-decoder as its configuration says, perhaps with an adapter; fresh heads
-    are drawn with the run's seed.
+    The model with its heads, perhaps with an adapter; fresh heads are drawn with the run's seed.
+
+    Args:
+        model (`str` or `PreTrainedModel`): A name, or a live model with or without heads.
+        args ([`QLearningConfig`]): Training arguments.
+        put_heads (`Callable`):
+            Called as `put_heads(model, config, arguments)` for a name or a live model without heads; loads a name, or
+            puts heads on the model.
+        quantization_config (`BitsAndBytesConfig`, *optional*): For a model given by name.
     """
     if quantization_config is not None and not isinstance(model, str):
         raise ValueError(
             "`quantization_config` goes with a model given by name, and the model is live: load it quantised."
         )
-    if isinstance(model, (ILQLForCausalLM, ILQLForSeq2SeqLM, PeftModel)):
+    if isinstance(model, (QPreTrainedModel, PeftModel)):
         if args.model_init_kwargs:
             raise ValueError("`model_init_kwargs` goes with a model given by name, and the model is live.")
         return model
@@ -56,25 +68,29 @@ def load_model(model: str | PreTrainedModel, args: ILQLConfig, quantization_conf
             if "quantization_config" in model_init_kwargs:
                 raise ValueError("`quantization_config` is given twice, also in `model_init_kwargs`; leave one out.")
             model_init_kwargs["quantization_config"] = quantization_config
-    if is_encoder_decoder(model, model_init_kwargs):
-        return AutoModelForSeq2SeqLMWithILQLHeads.from_pretrained(model, **model_init_kwargs)
-    return AutoModelForCausalLMWithILQLHeads.from_pretrained(model, **model_init_kwargs)
+    return put_heads(model, configuration_of(model, model_init_kwargs), model_init_kwargs)
 
 
-def is_encoder_decoder(model: str | PreTrainedModel, model_init_kwargs: dict[str, Any]) -> bool:
-    """What a live model is, or one of that name, or the one under an adapter of that name."""
+def configuration_of(model: str | PreTrainedModel, model_init_kwargs: dict[str, Any]) -> Any:
+    """The configuration of a live model, of one of that name, or of the one under an adapter of that name."""
     if not isinstance(model, str):
-        return model.config.is_encoder_decoder
+        return model.config
+    if model_init_kwargs.get("config") is not None:
+        return model_init_kwargs["config"]
     loading = {name: model_init_kwargs[name] for name in HUB_ARGUMENTS if name in model_init_kwargs}
-    adapter = find_adapter_config_file(model, **loading)
-    if adapter is not None:
-        return PeftConfig.from_pretrained(str(Path(adapter).parent)).task_type == "SEQ_2_SEQ_LM"
     more = {name: model_init_kwargs[name] for name in ("gguf_file", "trust_remote_code") if name in model_init_kwargs}
-    config = model_init_kwargs.get("config") or AutoConfig.from_pretrained(model, **loading, **more)
-    return config.is_encoder_decoder
+    adapter = find_adapter_config_file(model, **loading)
+    if (
+        adapter is not None
+        and cached_file(model, CONFIG_NAME, _raise_exceptions_for_missing_entries=False, **loading) is None
+    ):
+        peft_config = PeftConfig.from_pretrained(str(Path(adapter).parent))
+        model = model_init_kwargs.get("base_model_name_or_path") or str(peft_config.base_model_name_or_path)
+        loading.pop("revision", None)
+    return AutoConfig.from_pretrained(model, **loading, **more)
 
 
-def decoder_start_token_id(model: ILQLModel) -> int | None:
+def decoder_start_token_id(model: Any) -> int | None:
     """The token that the decoder of an encoder-decoder model starts with; None for a causal model."""
     if not model.config.is_encoder_decoder:
         return None
@@ -88,14 +104,14 @@ def decoder_start_token_id(model: ILQLModel) -> int | None:
     return start
 
 
-def load_tokenizer(model: ILQLModel, given: Any = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: Any, given: Any = None) -> PreTrainedTokenizerBase:
     """
     The tokenizer saved with the model, or else that of the language model under the heads. If the model was `given` by
     name, that may be the name of an adapter, which the model itself does not know.
     """
     error = None
     given = given if isinstance(given, str) else None
-    for name in (given, model.config._name_or_path, model.config.text_config._name_or_path):
+    for name in (given, model.config._name_or_path, model.config.get_text_config()._name_or_path):
         if name:
             try:
                 return AutoTokenizer.from_pretrained(name)
@@ -104,10 +120,11 @@ def load_tokenizer(model: ILQLModel, given: Any = None) -> PreTrainedTokenizerBa
     raise ValueError("The data is text, and there is no tokenizer with the model: pass `processing_class`.") from error
 
 
-def freeze_and_check(model: ILQLModel, args: ILQLConfig) -> None:
+def freeze_and_check(model: Any, args: QLearningConfig) -> None:
     """Freezes what is not trained and refuses a model that cannot be trained."""
     if args.freeze_base:
-        model.base.requires_grad_(False)
+        for parameter in model.language_model_parameters():
+            parameter.requires_grad_(False)
     if args.disable_dropout:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
@@ -120,12 +137,14 @@ def freeze_and_check(model: ILQLModel, args: ILQLConfig) -> None:
     if dtypes - {torch.float32, torch.float64}:
         raise ValueError(
             f"The target heads are {sorted(map(str, dtypes))}, in which small steps are lost; they must be float32. "
-            "Do not cast a model with ILQL heads as a whole; load it with `dtype=`, which casts the language model."
+            "Do not cast a model with heads as a whole; load it with `dtype=`, which casts the language model."
         )
-    if args.awac_scale == 0 and any(x.requires_grad for x in model.base.parameters()):
+    trained = any(x.requires_grad for x in model.language_model_parameters())
+    if trained and model.acts_by_language_model and not args.clones:
         raise ValueError(
-            "With `awac_scale=0` nothing holds the language model to the data while its weights serve the heads, and "
-            "the policy's prior would drift. Set `freeze_base=True` to train the heads only, or raise `awac_scale`."
+            f"With `{args.cloning_argument}=0` nothing holds the language model to the data while its weights serve "
+            "the heads, and the policy's prior would drift. Set `freeze_base=True` to train the heads only, or raise "
+            f"`{args.cloning_argument}`."
         )
 
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """The model card of a trained model, from the template in `model_cards/`."""
 
+import dataclasses
 import math
 from enum import Enum
 from importlib.metadata import version
@@ -10,6 +11,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from ..models import LlamaDuelingQForCausalLM
 
 
 # What of the training arguments decides the result, besides the fields of the algorithm.
@@ -25,18 +28,27 @@ COMMON_ARGUMENTS = (
     "max_grad_norm",
     "seed",
 )
+# Those of all algorithms; each has some of them.
 ALGORITHM_ARGUMENTS = (
     "tau",
     "gamma",
     "discount_on",
     "target",
     "n_step",
+    "mc_floor",
+    "double_q",
     "cql_scale",
+    "conservative_scale",
     "awac_scale",
     "awac_beta",
     "awac_weight_clip",
+    "cloning_scale",
     "alpha",
     "steps_for_target_q_sync",
+    "target_network",
+    "ema_beta",
+    "ema_warmup_steps",
+    "ema_update_every",
     "max_length",
     "truncation_side",
     "reward_scaling",
@@ -78,7 +90,7 @@ def model_card(
     model = trainer.bare_model
     config = model.config
     # A policy that was trained further descends from the policy, not from its language model.
-    base_model = config._name_or_path or config.text_config._name_or_path
+    base_model = config._name_or_path or config.get_text_config()._name_or_path
     base_model = base_model if is_repo_id(base_model) else None
     title = model_name or Path(args.output_dir).resolve().name
     names = [dataset_name] if isinstance(dataset_name, str) else list(dataset_name or [])
@@ -114,9 +126,10 @@ def model_card(
         ]
         or None,
     )
-    arguments = {name: getattr(args, name) for name in (*ALGORITHM_ARGUMENTS, *COMMON_ARGUMENTS)}
+    known = {field.name for field in dataclasses.fields(args)}
+    arguments = {name: getattr(args, name) for name in (*ALGORITHM_ARGUMENTS, *COMMON_ARGUMENTS) if name in known}
     arguments = {name: x.value if isinstance(x, Enum) else x for name, x in arguments.items()}
-    arguments |= {"value_min": trainer.value_min, "value_max": trainer.value_max}
+    arguments |= trainer._fitted
     dataset = trainer.train_dataset
     card = ModelCard.from_template(
         card_data,
@@ -124,13 +137,12 @@ def model_card(
         title=title,
         method=f"{trainer._name} ({trainer._paper['title']})",
         paper_id=trainer._paper["id"],
-        architecture=config.text_config.architectures[0] if config.text_config.architectures else "language model",
         model_path=trainer.hub_model_id or args.hub_model_id or title,
-        beta=config.beta,
+        **use_of(model),
+        citation=trainer._citation,
         reward_mean=config.reward_mean,
         reward_std=config.reward_std,
         history_window=config.history_window,
-        auto_class=f"AutoModelFor{'Seq2SeqLM' if config.is_encoder_decoder else 'CausalLM'}WithILQLHeads",
         adapter=model is not trainer.accelerator.unwrap_model(trainer.model),
         conversational=trainer._conversational,
         # Encoder-decoder models may do without a chat template.
@@ -138,12 +150,40 @@ def model_card(
         dataset_name=", ".join(names),
         num_rows=len(dataset) if hasattr(dataset, "__len__") else None,
         steps=steps,
-        heads={name: getattr(config, name) for name in HEAD_FIELDS},
+        heads={
+            **{name: getattr(config, name) for name in HEAD_FIELDS},
+            **({"policy": config.policy} if isinstance(model, LlamaDuelingQForCausalLM) else {}),
+        },
         arguments=arguments,
         metrics={name: f"{number:.4g}" for name, number in metrics.items()},
         versions={name: version(name) for name in ("hf_qrl", "transformers", "torch", "datasets", "accelerate")},
     )
     return str(card)
+
+
+def use_of(model: Any) -> dict[str, str]:
+    """How the card says the model is used: its policy, its class, arguments of `generate`, its values, its prior."""
+    config = model.config
+    if isinstance(model, LlamaDuelingQForCausalLM):
+        by_q = config.policy == "q"
+        return {
+            "policy": "softmax(Q / temperature)" if by_q else "softmax(logits + beta * (Q - V))",
+            "architecture": "LlamaForCausalLM",
+            "auto_class": type(model).__name__,
+            "generate_arguments": "top_k=0" if by_q else f"beta={config.beta}",
+            "generate_comment": "or do_sample=False: the best token" if by_q else "beta=0 is the language model",
+            "values": "model(**inputs, return_q_values=True).q_values` has the Q-values of every next token.",
+            "language_model": "transformers.LlamaForCausalLM.from_pretrained(...)` loads the language model alone.",
+        }
+    return {
+        "policy": "softmax(logits + beta * (Q - V))",
+        "architecture": (config.text_config.architectures or ["language model"])[0],
+        "auto_class": f"AutoModelFor{'Seq2SeqLM' if config.is_encoder_decoder else 'CausalLM'}WithILQLHeads",
+        "generate_arguments": f"beta={config.beta}",
+        "generate_comment": "beta=0 is the language model",
+        "values": "model(**inputs, output_values=True)` gives the state values and Q-values.",
+        "language_model": "model.base.save_pretrained(...)` exports the language model alone.",
+    }
 
 
 def is_repo_id(name: str) -> bool:

@@ -25,7 +25,7 @@ import torch
 from bench_loss import LiveTensors, make_heads, make_inputs
 
 from hf_qrl.losses.conservative import sum_of_squares
-from hf_qrl.losses.q_learning import q_learning_loss_from_states
+from hf_qrl.losses.q_learning_from_states import q_learning_loss_from_states
 
 
 MIB = 1 << 20

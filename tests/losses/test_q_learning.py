@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves
 from hf_qrl.data import ILQLBatch, ILQLSeq2SeqBatch
 from hf_qrl.losses import autoregressive_q_learn
 from hf_qrl.losses.conservative import sum_of_squares
-from hf_qrl.losses.q_learning import (
-    autoregressive_q_terms,
-    check_q_learning_options,
+from hf_qrl.losses.q_learning import autoregressive_q_terms, check_q_learning_options
+from hf_qrl.losses.q_learning_from_states import (
     q_learning_loss_from_states,
     q_learning_metrics_from_sums,
 )
@@ -288,8 +287,8 @@ class TestFaultsNotRepeated:
 
 
 def loop_over_batch(
-    hidden, heads, lm_head, batch, next_hidden=None, *, num_items=None, target_hidden_states=None, target_heads=None,
-    target_next_hidden_state=None, target_lm_head=None, gamma, discount_on="utterance", n_step=1, mc_floor=False,
+    hidden, heads, lm_head, batch, next_hidden=None, *, num_items=None, target_hidden_states=None,
+    target_next_hidden_state=None, gamma, discount_on="utterance", n_step=1, mc_floor=False,
     q_min, conservative_scale, cloning_scale, value_min=None, value_max=None, double_q=False, vocab_size=None,
 ):  # fmt: skip
     """The loss and the means of [`q_learning_loss_from_states`], one step after the other on dense Q-values."""
@@ -299,15 +298,10 @@ def loop_over_batch(
     if lm_head.softcap is not None:
         logits = lm_head.softcap * torch.tanh(logits / lm_head.softcap)
     q_next = q_bar_next = None
-    if target_heads is None:
-        q_bar = heads.target_q[0](hidden, lm_weight).detach()
-        if next_hidden is not None:
-            q_bar_next = heads.target_q[0](next_hidden, lm_weight).detach()
-    else:
-        weight = (target_lm_head or lm_head).module.weight
-        q_bar = target_heads.q[0](target_hidden_states, weight).detach()
-        if next_hidden is not None:
-            q_bar_next = target_heads.q[0](target_next_hidden_state, weight).detach()
+    q_bar = heads.target_q[0](hidden if target_hidden_states is None else target_hidden_states, lm_weight).detach()
+    if next_hidden is not None:
+        of_target = next_hidden if target_next_hidden_state is None else target_next_hidden_state
+        q_bar_next = heads.target_q[0](of_target, lm_weight).detach()
     if next_hidden is not None:
         q_next = heads.q[0](next_hidden, lm_weight).detach()
     allowed = V if vocab_size is None else vocab_size
@@ -384,12 +378,7 @@ def inputs(make_heads, make_lm_head, batch, kind="mlp", lm=(False, None, 1.0), n
     if average:
         averaged = {
             "target_hidden_states": hidden.detach() + 0.2 * torch.randn_like(hidden),
-            "target_heads": make_heads(kind, seed=seed + 7),
             "target_next_hidden_state": next_hidden + 0.1 if next_rows else None,
-            "target_lm_head": SimpleNamespace(
-                module=SimpleNamespace(weight=1.1 * lm_head.module.weight.detach()),
-                lend=lambda rows, function: function(rows, 1.1 * lm_head.module.weight.detach()),
-            ),
         }
     leaves = {"hidden": hidden, **{f"lm.{name}": x for name, x in lm_head.module.named_parameters()}}
     leaves |= {f"heads.{name}": x for name, x in heads.named_parameters()}
@@ -446,7 +435,7 @@ class TestAgainstLoop:
         {"num_items": 50.0},
         {"num_items": torch.tensor(50.0, dtype=torch.float64)},
     ]
-    AVERAGE = {"target_hidden_states", "target_heads", "target_next_hidden_state", "target_lm_head"}
+    AVERAGE = {"target_hidden_states", "target_next_hidden_state"}
     ARGUMENTS = {*BASIC, *AVERAGE, *(name for options in OPTIONS for name in options)}
 
     def batch(self, make_batch, options, seed=0, truncated=True, weight=True, next_rows=True):
@@ -593,7 +582,7 @@ class TestTraining:
         targets = [*case[1].target_q.buffers()]
         if average:
             averaged["target_hidden_states"].requires_grad_()
-            targets += [averaged["target_hidden_states"], *averaged["target_heads"].parameters()]
+            targets += [averaged["target_hidden_states"]]
         loss, _ = q_learning_loss_from_states(*case, **averaged, **BASIC)
         loss.backward()
         assert all(x.grad is None for x in targets)
@@ -719,19 +708,11 @@ class TestErrors:
         with pytest.raises(ValueError, match=message):
             q_learning_loss_from_states(*case, **{**BASIC, **options})
 
-    @pytest.mark.parametrize(
-        ("missing", "message"),
-        [
-            ("target_heads", "got no `target_heads`"),
-            ("target_hidden_states", "got no `target_hidden_states`"),
-            ("target_next_hidden_state", "got no `target_next_hidden_state`"),
-        ],
-    )
-    def test_missing_part_of_an_average_raises(self, make_batch, make_heads, make_lm_head, missing, message):
+    def test_missing_part_of_an_average_raises(self, make_batch, make_heads, make_lm_head):
         batch = make_batch(0, next_rows=True)
         case, averaged, _ = inputs(make_heads, make_lm_head, batch, next_rows=True, average=True)
-        with pytest.raises(ValueError, match=message):
-            q_learning_loss_from_states(*case, **{**averaged, missing: None}, **BASIC)
+        with pytest.raises(ValueError, match="got no `target_next_hidden_state`"):
+            q_learning_loss_from_states(*case, **{**averaged, "target_next_hidden_state": None}, **BASIC)
 
     def test_double_q_needs_the_next_states_of_both_models(self, make_batch, make_heads, make_lm_head):
         batch = make_batch(0, next_rows=True)

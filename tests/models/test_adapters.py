@@ -349,13 +349,13 @@ class TestRefusals:
     def test_adapter_without_heads(self, save_base, tmp_path):
         plain = AutoModelForCausalLM.from_pretrained(save_base())
         get_peft_model(plain, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(tmp_path / "adapter")
-        with pytest.raises(ValueError, match=r"has no ILQL heads.*merge it.*peft_config="):
+        with pytest.raises(ValueError, match=r"has no heads.*merge it.*peft_config="):
             AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path / "adapter")
 
     def test_no_configuration_beside_an_adapter_on_a_plain_base(self, save_base, make_adapter, tmp_path):
         make_adapter(save_base()).save_pretrained(tmp_path / "adapter")
         (tmp_path / "adapter" / "config.json").unlink()
-        with pytest.raises(ValueError, match=r"no 'config.json' of a model with ILQL heads.*is unknown"):
+        with pytest.raises(ValueError, match=r"no 'config.json' of a model with heads.*is unknown"):
             AutoModelForCausalLMWithILQLHeads.from_pretrained(tmp_path / "adapter")
 
     def test_no_configuration_is_needed_where_the_base_has_heads(self, save_base, make_adapter, make_ids, tmp_path):

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -363,3 +364,15 @@ class TestILQLHeads:
             torch.testing.assert_close(tensor, after[name], rtol=0, atol=1e-9)
             if "target" not in name:
                 assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("kind", ["mlp", "linear", "tied", "dueling"])
+def test_a_copy_does_not_depend_on_what_was_there(kind):
+    heads = ILQLHeads(4, 7, kind, STEMS[kind], 2, 1, "min")
+    heads.reset("default")
+    before = {name: x.clone() for name, x in heads.target_q.named_buffers()}
+    for buffer in heads.target_q.buffers():
+        buffer.fill_(math.nan)
+    heads.update_targets(1.0)
+    for name, x in heads.target_q.named_buffers():
+        torch.testing.assert_close(x, before[name], rtol=0, atol=0)

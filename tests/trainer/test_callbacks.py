@@ -4,7 +4,7 @@ import torch
 from datasets import Dataset
 from transformers import LlamaForCausalLM
 
-from hf_qrl import AutoModelForCausalLMWithILQLHeads
+from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLTrainer
 from hf_qrl.trainer.callbacks import SampleTableCallback
 
 
@@ -74,7 +74,7 @@ class TestSampleTable:
     def test_score_equals_dense_values(self, make_model, head_type):
         model = make_model(head_type=head_type).eval()
         tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
-        value, q = SampleTableCallback.score(model, tokens, 2)
+        value, q = SampleTableCallback.score(model, tokens, 2, ILQLTrainer.state_values)
         output = model(tokens, output_values=True)
         taken = torch.stack(output.target_qs).amin(0)[0, 1:-1].gather(1, tokens[0, 2:, None])
         assert value == pytest.approx(output.value[0, 1].item(), abs=1e-6)
@@ -83,9 +83,9 @@ class TestSampleTable:
     def test_score_is_in_units_of_the_rewards(self, make_model):
         model = make_model().eval()
         tokens = torch.tensor([[3, 4, 5, 6]])
-        value, q = SampleTableCallback.score(model, tokens, 2)
+        value, q = SampleTableCallback.score(model, tokens, 2, ILQLTrainer.state_values)
         model.config.reward_mean, model.config.reward_std = 10.0, 2.0
-        scaled = SampleTableCallback.score(model, tokens, 2)
+        scaled = SampleTableCallback.score(model, tokens, 2, ILQLTrainer.state_values)
         assert scaled == pytest.approx((2 * value + 10, 2 * q + 10))
 
     def test_without_tokenizer_raises(self, make_trainer):

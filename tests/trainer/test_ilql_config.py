@@ -7,6 +7,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_qrl import ILQLConfig
+from hf_qrl.trainer.q_learning_config import QLearningConfig
 
 
 class TestILQLConfig:
@@ -52,12 +53,13 @@ class TestILQLConfig:
             assert f"--{field.name}" in text
 
     def test_every_own_argument_is_described(self):
-        own = set(ILQLConfig.__annotations__)
-        assert len(own) > 20
+        own = set(ILQLConfig.__annotations__) | set(QLearningConfig.__annotations__)
         for field in dataclasses.fields(ILQLConfig):
             if field.name in own:
                 assert field.metadata["help"].endswith("."), field.name
-                assert re.search(rf"\b{field.name}( \(|=)", ILQLConfig.__doc__), field.name
+                described = ILQLConfig.__doc__ + QLearningConfig.__doc__
+                assert re.search(rf"\b{field.name}( \(|=)", described), field.name
+        assert {"tau", "gamma", "max_length", "log_completions"} <= own
 
     def test_command_line(self):
         line = ["--output_dir", "out", "--report_to", "none", "--tau", "0.9", "--target", "utterance", "--n_step", "1"]

@@ -276,7 +276,7 @@ class TestRefusals:
 
     def test_adapter_on_a_model_without_heads(self, train, make_base):
         model = get_peft_model(make_base(), LoraConfig(task_type="CAUSAL_LM"))
-        with pytest.raises(ValueError, match="on a LlamaForCausalLM without ILQL heads. Merge it"):
+        with pytest.raises(ValueError, match="on a LlamaForCausalLM without heads. Merge it"):
             train(model, None)
 
     def test_adapter_without_the_heads(self, train, make_model):

@@ -21,7 +21,7 @@ from transformers import (
 )
 from trl import TrlParser
 
-from hf_qrl import AutoModelForSeq2SeqLMWithILQLHeads, ILQLConfig, ILQLForSeq2SeqLM
+from hf_qrl import AutoModelForSeq2SeqLMWithILQLHeads, ILQLConfig, ILQLForSeq2SeqLM, ILQLTrainer
 from hf_qrl.data import (
     DataCollatorForILQL,
     DataCollatorForSeq2SeqILQL,
@@ -388,7 +388,7 @@ class TestSampleTable:
     def test_score_equals_dense_values(self, make_seq2seq_model, head_type):
         model = make_seq2seq_model(head_type=head_type).eval()
         encoder, said = torch.tensor([[3, 4, 5]]), torch.tensor([[0, 7, 8, EOS]])
-        value, q = SampleTableCallback.score(model, said, 1, encoder)
+        value, q = SampleTableCallback.score(model, said, 1, ILQLTrainer.state_values, encoder)
         output = model(encoder, decoder_input_ids=said, output_values=True)
         taken = torch.stack(output.target_qs).amin(0)[0, :-1].gather(1, said[0, 1:, None])
         assert value == pytest.approx(output.value[0, 0].item(), abs=1e-6)
