@@ -11,8 +11,8 @@ the other.
 
 trains a small Llama from scratch by ILQL, by imitation and by Monte-Carlo regression, plays all of them in the maze,
 prints the table beside the figures of LMRL-Gym (Abdulhai et al., 2023) and draws what was learned; each model is saved
-in a folder of its own. `--textual` writes actions in words (three
-tokens instead of one), `--partially_observed --history_window 2` hides everything but the walls.
+in a folder of its own. `--qrlhf` adds autoregressive Q-learning with a dueling head. `--textual` writes actions in
+words (three tokens instead of one), `--partially_observed --history_window 2` hides everything but the walls.
 """
 
 import json
@@ -33,7 +33,15 @@ from rich.table import Table
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import HfArgumentParser, LlamaConfig, PreTrainedTokenizerFast, PrinterCallback, set_seed
 
-from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLForCausalLM, ILQLTrainer
+from hf_qrl import (
+    AutoModelForCausalLMWithILQLHeads,
+    ILQLConfig,
+    ILQLForCausalLM,
+    ILQLTrainer,
+    LlamaDuelingQForCausalLM,
+    QRLHFConfig,
+    QRLHFTrainer,
+)
 from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE, episodes_dataset, filter_by_return, make_episode, successes
 from hf_qrl.environments.games.maze import (
     CELLS,
@@ -55,7 +63,7 @@ from hf_qrl.environments.seeding import episode_seed
 from hf_qrl.rollouts import EvaluationResult, ModelPolicy, compare_policies
 
 
-END_OF_TEXT, PAD = "<|endoftext|>", "<pad>"
+END_OF_TEXT, PAD, UNKNOWN = "<|endoftext|>", "<pad>", "<unk>"
 GAMMA = 0.9  # per move: the largest distance is 12 moves, and 0.9 ** 12 is still 0.28
 
 Policy = Mapping[Cell, Mapping[str, float]]
@@ -75,6 +83,9 @@ class ScriptArguments:
     head_type: str = field(default="linear", metadata={"help": "Kind of the Q-heads: mlp, linear, tied or dueling."})
     alpha: float = field(default=0.2, metadata={"help": "Step of the target heads after each optimizer step."})
     learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate at the start, of a cosine schedule."})
+    qrlhf: bool = field(default=False, metadata={"help": "Whether to train by autoregressive Q-learning too."})
+    qrlhf_steps: int = field(default=600, metadata={"help": "Optimizer steps of each such run."})
+    conservative_scale: float = field(default=0.1, metadata={"help": "Weight of the conservative term of these."})
     baselines: bool = field(default=True, metadata={"help": "Whether to train the other methods (first seed)."})
     textual: bool = field(default=False, metadata={"help": 'Write "move left" and a newline instead of "l".'})
     partially_observed: bool = field(default=False, metadata={"help": "Show the walls around the player only."})
@@ -104,13 +115,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     texts = [text + "\n" for cell in CELLS for text in (describe(cell), describe_walls(cell))]
     texts += [action_text(direction, short) for direction in DIRECTIONS for short in (True, False)]
     words = sorted({piece for text in texts for piece, _ in splitter.pre_tokenize_str(text)})
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate([*words, END_OF_TEXT, PAD])}))
+    # What is unknown is what a reply that is no action and the next observation read as together.
+    vocabulary = {token: i for i, token in enumerate([*words, END_OF_TEXT, PAD, UNKNOWN])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
         pad_token=PAD,
+        unk_token=UNKNOWN,
         chat_template=PLAIN_CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
@@ -209,7 +223,7 @@ class Job(NamedTuple):
     seed: int
     rows: Dataset
     steps: int
-    target: str = "td"
+    algorithm: str = "ilql"  # or "mc", "qrlhf"
 
 
 def train(job: Job, arguments: ScriptArguments) -> Path:
@@ -228,37 +242,47 @@ def train(job: Job, arguments: ScriptArguments) -> Path:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = AutoModelForCausalLMWithILQLHeads.from_config(
-        config,
-        head_type=arguments.head_type,
-        num_q_heads=1 if job.target == "mc" else 2,
-        beta=arguments.beta,
-    )
     directory = arguments.output_dir / job.name.replace(", ", "-").replace(" ", "_").replace("%", "")
-    args = ILQLConfig(
-        output_dir=str(directory),
-        seed=job.seed,
-        max_steps=job.steps,
-        per_device_train_batch_size=len(job.rows),
-        learning_rate=arguments.learning_rate,
-        lr_scheduler_type="cosine",
-        max_grad_norm=0.0,
-        history_window=arguments.history_window,
-        target=job.target,
-        tau=arguments.tau,
-        gamma=GAMMA,
-        discount_on="utterance",
-        cql_scale=arguments.cql_scale,
-        alpha=arguments.alpha,
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=100,
-        save_strategy="no",
-        report_to=[],
-    )
-    trainer = ILQLTrainer(model, args, train_dataset=job.rows, processing_class=tokenizer)
+    common: dict[str, Any] = {
+        "output_dir": str(directory),
+        "seed": job.seed,
+        "max_steps": job.steps,
+        "per_device_train_batch_size": len(job.rows),
+        "learning_rate": arguments.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "max_grad_norm": 0.0,
+        "history_window": arguments.history_window,
+        "gamma": GAMMA,
+        "discount_on": "utterance",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "logging_steps": 100,
+        "save_strategy": "no",
+        "report_to": [],
+    }
+    data: dict[str, Any] = {"train_dataset": job.rows, "processing_class": tokenizer}
+    trainer: ILQLTrainer | QRLHFTrainer
+    if job.algorithm == "qrlhf":
+        dueling = LlamaDuelingQForCausalLM.from_config(config, policy="lm", beta=arguments.beta, head_init="zero")
+        args = QRLHFConfig(conservative_scale=arguments.conservative_scale, ema_beta=1 - arguments.alpha, **common)
+        trainer = QRLHFTrainer(dueling, args, **data)
+    else:
+        model = AutoModelForCausalLMWithILQLHeads.from_config(
+            config,
+            head_type=arguments.head_type,
+            num_q_heads=1 if job.algorithm == "mc" else 2,
+            beta=arguments.beta,
+        )
+        ilql_args = ILQLConfig(
+            target="mc" if job.algorithm == "mc" else "td",
+            tau=arguments.tau,
+            cql_scale=arguments.cql_scale,
+            alpha=arguments.alpha,
+            **common,
+        )
+        trainer = ILQLTrainer(model, ilql_args, **data)
     trainer.remove_callback(PrinterCallback)  # several models are trained at a time
-    if job.target == "td":
+    if job.algorithm != "mc":
         # From the lowest value there is: what is good then spreads from the goal. From above, the values of what the
         # data do not show would stay too high for long.
         trainer.model.heads.set_constant(trainer.value_min)
@@ -280,7 +304,9 @@ def train_all(jobs: list[Job], arguments: ScriptArguments) -> Iterator[Path]:
 
 
 @torch.no_grad()
-def inspect(model: ILQLForCausalLM, arguments: ScriptArguments, beta: float) -> tuple[Policy, dict[Cell, float]]:
+def inspect(
+    model: ILQLForCausalLM | LlamaDuelingQForCausalLM, arguments: ScriptArguments, beta: float
+) -> tuple[Policy, dict[Cell, float]]:
     """
     What the model would do in every cell, and what it thinks the cell is worth; exact, without any sampling.
 
@@ -295,7 +321,10 @@ def inspect(model: ILQLForCausalLM, arguments: ScriptArguments, beta: float) -> 
     input_ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows])
     starts = torch.tensor([len(prompt) for prompt in prompts for _ in actions])
     log_policy = model(input_ids=input_ids, beta=beta).logits.log_softmax(-1)
-    value = model(input_ids=input_ids, output_values=True).value
+    if isinstance(model, LlamaDuelingQForCausalLM):
+        value = model(input_ids=input_ids, return_q_values=True).q_values.amax(-1)
+    else:
+        value = model(input_ids=input_ids, output_values=True).value
 
     policy: dict[Cell, dict[str, float]] = {cell: {} for cell in STARTS}
     values = {}
@@ -411,22 +440,25 @@ def main(arguments: ScriptArguments) -> dict[str, dict[str, Any]]:
 
     first = f"ILQL, seed {arguments.seeds[0]}"
     jobs = [Job(f"ILQL, seed {seed}", seed, rows, arguments.steps) for seed in arguments.seeds]
+    if arguments.qrlhf:
+        jobs += [Job(f"QRLHF, seed {seed}", seed, rows, arguments.qrlhf_steps, "qrlhf") for seed in arguments.seeds]
     if arguments.baselines:
         window, seed, steps = arguments.history_window, arguments.seeds[0], arguments.baseline_steps
         jobs += [
             Job("filtered BC, successes", seed, transitions(successes(episodes), window), steps),
             Job("filtered BC, best 10%", seed, transitions(filter_by_return(episodes, top=0.1), window), steps),
-            Job("MC", seed, returns_to_go(episodes, window), steps, target="mc"),
+            Job("MC", seed, returns_to_go(episodes, window), steps, "mc"),
         ]
-    print(f"Training {len(jobs)} models, {arguments.processes} at a time; the first takes a minute or two.", flush=True)
+    print(f"Training {len(jobs)} models, {arguments.processes} at a time; each takes a minute or two.", flush=True)
 
     results: dict[str, dict[str, Any]] = {}
     slow: dict[str, ModelPolicy] = {}
     fast: dict[str, ModelPolicy] = {}
     reply = {"max_new_tokens": 3 if arguments.textual else 1, "batch_size": 256}
     for job, directory in zip(jobs, train_all(jobs, arguments), strict=True):
-        model = AutoModelForCausalLMWithILQLHeads.from_pretrained(directory).eval()
-        group, beta = (fast if job.name.startswith("ILQL") else slow), arguments.beta
+        load = LlamaDuelingQForCausalLM if job.algorithm == "qrlhf" else AutoModelForCausalLMWithILQLHeads
+        model = load.from_pretrained(directory).eval()
+        group, beta = (fast if job.name.startswith(("ILQL", "QRLHF")) else slow), arguments.beta
         measured = [(job.name, 0.0 if job.name.startswith("filtered") else beta, group)]
         if job.name == first and arguments.baselines:
             # The cloning term trains the language model under the heads on all episodes alike: without them it is BC.

@@ -8,6 +8,9 @@ needs. Copying them copies their quality; Q-learning stitches their good pieces 
 
     python examples/random_walks.py --output_dir outputs/random_walks
 
+`--algorithm qrlhf` learns by autoregressive Q-learning with a dueling head instead of ILQL, and acts greedily on its
+Q-values.
+
 The task is that of trlX's `randomwalks` example (Havrilla et al., 2023), with the same graph and the same
 walks for the same seed.
 """
@@ -34,7 +37,14 @@ from transformers import (
     set_seed,
 )
 
-from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLConfig, ILQLTrainer
+from hf_qrl import (
+    AutoModelForCausalLMWithILQLHeads,
+    ILQLConfig,
+    ILQLTrainer,
+    LlamaDuelingQForCausalLM,
+    QRLHFConfig,
+    QRLHFTrainer,
+)
 from hf_qrl.environments.games.random_walks import (
     MAX_LENGTH,
     N_NODES,
@@ -140,8 +150,8 @@ def print_table(results: dict[str, Score]) -> None:
 
 def train(
     seed: int, rows: list[dict[str, str | float]], arguments: "ScriptArguments", output_dir: Path
-) -> ILQLTrainer:
-    """Trains a small Llama with ILQL heads from scratch on the walks."""
+) -> ILQLTrainer | QRLHFTrainer:
+    """Trains a small Llama with heads from scratch on the walks."""
     set_seed(seed)
     tokenizer = make_tokenizer()
     config = LlamaConfig(
@@ -155,25 +165,28 @@ def train(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model = AutoModelForCausalLMWithILQLHeads.from_config(
-        config, head_type=arguments.head_type, q_reduction=arguments.q_reduction, beta=arguments.beta
-    )
-    args = ILQLConfig(
-        output_dir=str(output_dir),
-        seed=seed,
-        max_steps=arguments.steps,
-        per_device_train_batch_size=100,
-        learning_rate=2e-3,
-        lr_scheduler_type="cosine",
-        tau=0.9,
-        cql_scale=0.1,
-        alpha=0.1,
-        reward_scaling="standardize",
-        logging_steps=100,
-        save_strategy="no",
-        report_to=[],
-    )
-    trainer = ILQLTrainer(model, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    common: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "seed": seed,
+        "max_steps": arguments.steps,
+        "per_device_train_batch_size": 100,
+        "learning_rate": 2e-3,
+        "lr_scheduler_type": "cosine",
+        "logging_steps": 100,
+        "save_strategy": "no",
+        "report_to": [],
+    }
+    data = {"train_dataset": Dataset.from_list(rows), "processing_class": tokenizer}
+    trainer: ILQLTrainer | QRLHFTrainer
+    if arguments.algorithm == "qrlhf":
+        args = QRLHFConfig(gamma=0.99, discount_on="token", conservative_scale=0.1, ema_beta=0.9, **common)
+        trainer = QRLHFTrainer(LlamaDuelingQForCausalLM.from_config(config, beta=arguments.beta), args, **data)
+    else:
+        model = AutoModelForCausalLMWithILQLHeads.from_config(
+            config, head_type=arguments.head_type, q_reduction=arguments.q_reduction, beta=arguments.beta
+        )
+        ilql_args = ILQLConfig(tau=0.9, cql_scale=0.1, alpha=0.1, reward_scaling="standardize", **common)
+        trainer = ILQLTrainer(model, ilql_args, **data)
     trainer.train()
     return trainer
 
@@ -193,10 +206,9 @@ def walk(
     tokens = model.generate(
         input_ids=inputs.input_ids,
         attention_mask=inputs.attention_mask,
-        do_sample=True,
         max_new_tokens=MAX_LENGTH - 1,
         pad_token_id=tokenizer.pad_token_id,
-        **kwargs,
+        **{"do_sample": True, **kwargs},
     )
     return [text.split(END_OF_TEXT)[0] for text in tokenizer.batch_decode(tokens)]
 
@@ -214,7 +226,10 @@ class ScriptArguments:
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata={"help": "One training run for each."})
     steps: int = field(default=400, metadata={"help": "Optimizer steps of each run."})
     beta: float = field(default=16.0, metadata={"help": "Weight of the advantage in the policy that acts."})
-    head_type: str = field(default="mlp", metadata={"help": "Kind of the Q-heads: mlp, linear, tied or dueling."})
+    algorithm: str = field(
+        default="ilql", metadata={"help": "What learns: ilql or qrlhf.", "choices": ["ilql", "qrlhf"]}
+    )
+    head_type: str = field(default="mlp", metadata={"help": "Kind of ILQL's Q-heads: mlp, linear, tied or dueling."})
     q_reduction: str = field(default="min", metadata={"help": "How the two target heads act: by min or mean."})
     fold: bool = field(
         default=False,
@@ -232,14 +247,20 @@ def main(arguments: ScriptArguments) -> dict[str, Score]:
     rows = to_rows(walks, scores)
     print(f"{len(rows)} walks, {len(arguments.seeds)} runs of {arguments.steps} steps, {arguments.threads} thread(s)")
 
+    qrlhf = arguments.algorithm == "qrlhf"
+    if qrlhf and arguments.fold:
+        raise ValueError("A dueling head with a nonlinear stem does not fold; leave out `fold`, or use ILQL.")
+    clone: dict[str, Any] = {"policy": "lm", "beta": 0.0} if qrlhf else {"beta": 0.0}
+    act: dict[str, Any] = {"do_sample": False} if qrlhf else {"beta": arguments.beta}
+    label = "QRLHF (greedy)" if qrlhf else f"ILQL (beta {arguments.beta:g})"
     cloned, learned, folded, per_seed = [], [], [], {}
     for run, seed in enumerate(arguments.seeds):
         trainer = train(seed, rows, arguments, arguments.output_dir)
         model, tokenizer = trainer.model, trainer.processing_class
-        cloned.extend(optimality(walk(model, tokenizer, graph, arguments.samples, beta=0.0), graph))
-        of_seed = optimality(walk(model, tokenizer, graph, arguments.samples, beta=arguments.beta), graph)
+        cloned.extend(optimality(walk(model, tokenizer, graph, arguments.samples, **clone), graph))
+        of_seed = optimality(walk(model, tokenizer, graph, 1 if qrlhf else arguments.samples, **act), graph)
         learned.extend(of_seed)
-        per_seed[f"ILQL, seed {seed}"] = Score.of(of_seed)
+        per_seed[f"{'QRLHF' if qrlhf else 'ILQL'}, seed {seed}"] = Score.of(of_seed)
         if run == 0:
             trainer.save_model()
         if arguments.fold:
@@ -253,7 +274,7 @@ def main(arguments: ScriptArguments) -> dict[str, Score]:
     results = {
         **references,
         "behaviour cloning (beta 0)": Score.of(cloned),
-        f"ILQL (beta {arguments.beta:g})": Score.of(learned),
+        label: Score.of(learned),
         **per_seed,
         **({"folded into a plain Llama": Score.of(folded)} if folded else {}),
         "optimum": optimum,

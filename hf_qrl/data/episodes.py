@@ -1,10 +1,13 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Episodes: one row each, raw text, a reward per turn, and how it ended. `ILQLTrainer` trains on them as they are."""
 
+import inspect
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ _OPTIONAL_COLUMNS: dict[str, Any] = {
 }
 _TOKEN_COLUMNS: dict[str, Any] = {"turn_token_ids": None, "turn_logprobs": None, "tokenizer_id": None}
 _JSON_COLUMNS = ("env_kwargs", "tools", "turn_reward_components", "policy", "turn_legal_actions", "metadata", "info")
+_REQUIRED_COLUMNS = ("messages", "turn_rewards", "terminated", "truncated", "return")
 # Of other columns than `messages`, one entry per assistant message.
 _TURN_COLUMNS = ("turn_finish", "turn_reward_components", "turn_legal_actions", "turn_token_ids", "turn_logprobs")
 
@@ -143,7 +147,7 @@ def make_episode(
     row = {
         **_OPTIONAL_COLUMNS,
         **{name: plain_json(value) if name in _JSON_COLUMNS else value for name, value in columns.items()},
-        "messages": messages,
+        "messages": plain_json(messages),
         "turn_rewards": [float(reward) for reward in turn_rewards],
         "terminated": terminated,
         "truncated": not terminated if truncated is None else truncated,
@@ -163,14 +167,19 @@ def validate_episode(row: Mapping[str, Any], where: str = "The episode") -> dict
             Name of the row in error messages.
 
     Raises:
-        ValueError: If a role is unknown, the lists of turns do not have one entry per assistant message, a reward is
-            not finite, `return` is not their sum, the episode is not exactly one of terminated and truncated, or the
-            reason of its truncation is missing or unknown.
+        ValueError: If a column is missing, a role is unknown, the lists of turns do not have one entry per assistant
+            message, a reward is not finite, `return` is not their sum, the episode is not exactly one of terminated
+            and truncated, the reason of its truncation is missing or unknown, or a text cannot be stored.
     """
+    missing = [name for name in _REQUIRED_COLUMNS if name not in row]
+    if missing:
+        raise ValueError(f"{where} has no {', '.join(f'`{name}`' for name in missing)}, which every episode has.")
     messages = row["messages"]
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"{where}: `messages` must be a list of at least one message, got {messages!r}.")
     for message in messages:
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where}: a message is a dict, got {message!r}.")
         if message.get("role") not in ROLES:
             raise ValueError(f"{where}: unknown role {message.get('role')!r}, known roles are {ROLES}.")
     num_turns = sum(message["role"] == "assistant" for message in messages)
@@ -178,6 +187,8 @@ def validate_episode(row: Mapping[str, Any], where: str = "The episode") -> dict
         raise ValueError(f"{where}: no assistant message, so nothing was done in it. Drop it.")
     rewards = check_turn_rewards(row["turn_rewards"], "turn_rewards", num_turns, where)
     total = row["return"]
+    if isinstance(total, bool) or not isinstance(total, Real):
+        raise ValueError(f"{where}: `return` must be a number, got {total!r}.")
     if not math.isclose(total, math.fsum(rewards), rel_tol=1e-9, abs_tol=1e-9):
         raise ValueError(f"{where}: `return` is {total}, the sum of `turn_rewards` is {math.fsum(rewards)}.")
     for name in _TURN_COLUMNS:
@@ -199,6 +210,11 @@ def validate_episode(row: Mapping[str, Any], where: str = "The episode") -> dict
         )
     if row["terminated"] and reason is not None:
         raise ValueError(f"{where}: it terminated, so `truncation_reason` must be None, got {reason!r}.")
+    for name in ("messages", "task", "turn_finish", *_JSON_COLUMNS):
+        try:
+            json.dumps(row.get(name), ensure_ascii=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # half of a surrogate pair, for instance
+            raise ValueError(f"{where}: `{name}` cannot be stored ({type(error).__name__}: {error}).") from None
     return dict(row)
 
 
@@ -240,13 +256,17 @@ def to_jsonl(dataset: Dataset, path: str | os.PathLike) -> None:
 
 def from_jsonl(path: str | os.PathLike) -> Dataset:
     """
-    Reads what [`to_jsonl`] wrote.
+    Reads what [`to_jsonl`] wrote, or the `episodes.jsonl` of a collection.
 
     Raises:
         ValueError: If a line is no JSON, or no episode.
     """
     with Path(path).open(encoding="utf-8") as file:
-        return episodes_dataset(json.loads(line) for line in file if line.strip())
+        rows = ((number, json.loads(line)) for number, line in enumerate(file, start=1) if line.strip())
+        # A collection's journal begins with its settings.
+        return episodes_dataset(
+            validate_episode(row, f"Line {number} of {path}") for number, row in rows if "journal" not in row
+        )
 
 
 def filter_by_return(dataset: Dataset, *, top: float | None = None, minimum: float | None = None) -> Dataset:
@@ -286,15 +306,25 @@ def successes(dataset: Dataset) -> Dataset:
 
 
 def plain_json(value: Any) -> Any:
-    """Returns a copy of what JSON can say of a value; the rest is written as its `repr`."""
-    if value is None or isinstance(value, str | bool | int):
+    """
+    Returns a copy of what JSON can say of a value, the same in each process as far as possible. Integers of more than
+    64 bits, which not every reader can read, become strings; functions and classes their names; the rest is written as
+    its `repr`, without addresses.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if -(2**63) <= value < 2**64 else str(value)
+    if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
-    if isinstance(value, bool | int | float):
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
-    return repr(value)
+    if isinstance(value, type) or inspect.isfunction(value) or inspect.ismethod(value) or inspect.isbuiltin(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

@@ -27,6 +27,10 @@ class ProcessExecutor(WorkerPool):
     Runs calls in processes of this machine. A call that takes too long, or kills its process, costs nothing but
     itself; no worker outlives this process, however it ends.
 
+    A worker ends with its process group. Programs that it has started in a session or group of their own
+    (`subprocess.Popen(..., start_new_session=True)`, daemons) are not in it: they go on, also after `close`, unless
+    the object ends them when its episode is closed.
+
     What workers print is kept apart, and its end is part of the message when one dies.
 
     Scripts that use it need `if __name__ == "__main__":` around what they run, as with `multiprocessing`.
@@ -38,9 +42,9 @@ class ProcessExecutor(WorkerPool):
         num_workers (`int`):
             Number of processes. They start when there is work for them.
         timeout (`float`, *optional*):
-            Seconds that a call may take. After that the process is killed with all that it started.
+            Seconds that a call may take. After that the process is killed with its group.
         max_crashes (`int`, *optional*, defaults to 2):
-            How often a call that killed its process is tried again. After that it is `"crashed"` for good.
+            How often a call that killed its process is tried again. After that it is `"crashed"`.
         max_timeouts (`int`, *optional*, defaults to 1):
             How often a call that took too long is tried again.
         start_timeout (`float`, *optional*, defaults to 300.0):
@@ -198,7 +202,7 @@ class _Process(Worker):
         if code is None:
             reason = "it closed its connection"
         elif code < 0:
-            reason = f"it was killed by {signal.Signals(-code).name}"
+            reason = f"it was killed by {_signal_name(-code)}"
         else:
             reason = f"it ended with exit code {code}"
         return f"The process: {reason}.{self._last_output()}"
@@ -207,3 +211,10 @@ class _Process(Worker):
         size = os.fstat(self._log).st_size
         output = os.pread(self._log, _LAST_OUTPUT, max(0, size - _LAST_OUTPUT)).decode(errors="replace").strip()
         return f" The last it wrote: {output}" if output else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # only the first and the last of the real-time signals have names
+        return f"signal {number}"

@@ -16,8 +16,7 @@ class Task:
 
     Args:
         key (`str`):
-            Name of the task, unique as long as the executor lives: answers are matched by it, and what was given up
-            as `"crashed"` under a key is not tried again.
+            Name of the task, unique among those of a `run`: outcomes are matched by it.
         method (`str`):
             Method to call.
         args (`tuple`, *optional*, defaults to `()`):

@@ -134,7 +134,6 @@ class WorkerPool(Executor):
         self._slots = [_Slot(number) for number in range(num_workers)]
         self._queue: deque[_Entry] = deque()
         self._done: deque[Outcome] = deque()
-        self._crashed: dict[str, TaskFailure] = {}
         self._attempts = 0
         self._ever_ready = False
 
@@ -188,9 +187,7 @@ class WorkerPool(Executor):
         for task in tasks:
             entry = _Entry(task)
             slot = None if task.slot is None else self._slots[task.slot]
-            if task.key in self._crashed:
-                self._done.append(Outcome(task.key, -1, failure=self._crashed[task.key]))
-            elif slot is None:
+            if slot is None:
                 self._queue.append(entry)
             elif slot.number in gone:
                 self._fail(entry, slot.number, "lost", "The worker in its slot died before, and the state with it.")
@@ -304,7 +301,7 @@ class WorkerPool(Executor):
                 self._queue.append(entry)
             else:
                 text = f"It killed its worker {entry.crashes} times. {message}"
-                self._crashed[entry.task.key] = self._fail(entry, slot.number, "crashed", text)
+                self._fail(entry, slot.number, "crashed", text)
         self._lose_pinned(slot, message)
 
     def _deadline_passed(self, slot: _Slot) -> None:
@@ -361,20 +358,20 @@ class WorkerPool(Executor):
         if (never and failed) or given_up:
             raise WorkerStartError(
                 f"No worker can be started. {len(failed)} of {self.num_slots} failed, the last with:\n"
-                f"{failed[-1].start_error}\nThe factory must be able to make its object in a new process. Try it "
-                "alone, or with `LocalExecutor(factory)`."
+                f"{failed[-1].start_error}\nThe factory must be able to make its object in a new process, which "
+                "begins by importing the main script: what starts workers there belongs under `if __name__ == "
+                "'__main__':`. Try the factory alone, or with `LocalExecutor(factory)`."
             )
 
     def _lose_pinned(self, slot: _Slot, message: str) -> None:
         while slot.pinned:
             self._fail(slot.pinned.popleft(), slot.number, "lost", f"Its worker died before it. {message}")
 
-    def _fail(self, entry: _Entry, slot: int, kind: str, message: str) -> TaskFailure:
+    def _fail(self, entry: _Entry, slot: int, kind: str, message: str) -> None:
         failure = TaskFailure(kind, None, message, "", entry.attempts)
         self._done.append(Outcome(entry.task.key, slot, failure=failure))
         if entry.task.slot is not None:
             self._slots[slot].state_lost = False
-        return failure
 
     def _discard_worker(self, slot: _Slot) -> None:
         assert slot.worker is not None, "there is a worker to discard"

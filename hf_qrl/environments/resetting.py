@@ -2,12 +2,15 @@
 """How an episode starts: by the environment's own `reset`, or from a dataset of starts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..data.chat import check_messages
 from ..data.interfaces import LLMMessageLogType
 from .failures import EnvironmentFailure, call_guarded
 from .seeding import check_seed
+from .stepping import string_list
+from .text_env import checked_messages
 
 
 class EnvironmentReset(NamedTuple):
@@ -104,7 +107,7 @@ def call_reset(
         indices (`Sequence[int]`, *optional*):
             Numbers of the episodes, which `source` picks rows by; by default they count from 0.
         options (`Sequence[dict]`, *optional*):
-            Options of each reset.
+            Options of each reset. The environment gets copies: what it changes in them is not changed for others.
         source (`EpisodeSource`, *optional*):
             Where the starts come from. If it is not given the environment needs a `reset` ([`SupportsReset`]).
 
@@ -125,13 +128,14 @@ def call_reset(
         logs, metadata, strings = (
             [start[key] for start in starts] for key in ("messages", "metadata", "stop_strings")
         )
-        return EnvironmentReset(logs, metadata, strings)
+        return _checked(logs, metadata, strings)
     if not isinstance(env, SupportsReset):
         raise TypeError(
             f"`{type(env).__name__}` cannot start episodes: it has no `reset(seeds, options)`. Pass the starts as "
             "`source=EpisodeSource(rows)`, or write the environment as a `TextEnv`."
         )
-    returned = call_guarded("The environment's `reset`", env.reset, seeds, None if options is None else list(options))
+    copies = None if options is None else [deepcopy(option) for option in options]
+    returned = call_guarded("The environment's `reset`", env.reset, seeds, copies)
     if not isinstance(returned, tuple) or len(returned) != 3 or any(len(column) != len(seeds) for column in returned):
         raise EnvironmentFailure(
             f"`reset` must return message_logs, metadata and stop_strings with one entry for each of {len(seeds)} "
@@ -141,4 +145,13 @@ def call_reset(
         call_guarded("Reading what `reset` returned", check_messages, log, "message_logs", f"Episode {i}")
         for i, log in enumerate(returned[0])
     ]
-    return EnvironmentReset(logs, list(returned[1]), list(returned[2]))
+    return _checked(logs, list(returned[1]), list(returned[2]))
+
+
+def _checked(logs: list[LLMMessageLogType], metadata: list[Any], stop_strings: list[Any]) -> EnvironmentReset:
+    """What the first observations and stop strings may be is what those of a step may be."""
+    return EnvironmentReset(
+        [checked_messages(log, f"The first observation of episode {i}") for i, log in enumerate(logs)],
+        metadata,
+        [string_list(f"The stop strings of episode {i}", strings) for i, strings in enumerate(stop_strings)],
+    )

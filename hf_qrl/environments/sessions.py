@@ -15,8 +15,8 @@ from .failures import EnvironmentFailure, FailureClass, call_guarded
 from .interfaces import EnvironmentInterface, EnvironmentReturn
 from .resetting import EnvironmentReset
 from .seeding import check_seed
-from .stepping import FAILURE_KEY, TRUNCATED_KEY
-from .text_env import CheckedStep, Replay, TextEnv, TextEnvFactory, checked_reset, checked_step, replay
+from .stepping import FAILURE_KEY, TRUNCATED_KEY, string_list
+from .text_env import CheckedStep, Replay, TextEnv, TextEnvFactory, checked_reset, checked_step, replay, short
 
 
 SessionMetadata = dict[str, Any]
@@ -38,11 +38,15 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
 
     Args:
         factory (`Callable[[], TextEnv]`):
-            Makes the environment of a conversation, a class for instance.
+            Makes the environment of a conversation, a class for instance: a new one each time.
+        keep_ended (`bool`, *optional*, defaults to `False`):
+            Whether a session whose episode came to its end stays open until it is released. An environment that hangs
+            when it is closed then does so in a call of its own, which cannot take the last turn with it.
     """
 
-    def __init__(self, factory: TextEnvFactory) -> None:
+    def __init__(self, factory: TextEnvFactory, *, keep_ended: bool = False) -> None:
         self._factory = factory
+        self._keep_ended = keep_ended
         self._sessions: dict[str, TextEnv] = {}
         self._prefix = uuid4().hex[:12]
         self._started = 0
@@ -64,14 +68,15 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
                 row = self._open(seed, None if options is None else options[i])
                 metadata.append(row)
                 env = self._sessions[row["_session"]]
-                messages, info = checked_reset(env, seed, deepcopy(row["_options"]))
+                messages, info = checked_reset(env, seed, row["_options"])
                 logs.append(messages)
-                row["_info"] = _plain(info)
+                row["_info"] = _plain_info(env, info)
                 self._describe_start(row, env)
+            strings = [self._stop_strings(row) for row in metadata]
         except BaseException:
             self.release(metadata)
             raise
-        return EnvironmentReset(logs, metadata, [self._stop_strings(row) for row in metadata])
+        return EnvironmentReset(logs, metadata, strings)
 
     def step(
         self, message_log_batch: list[LLMMessageLogType], metadata: list[SessionMetadata]
@@ -87,15 +92,16 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
             try:
                 env = self._session(row)
                 step = checked_step(env, str(log[-1]["content"]))
-                row["_info"] = _plain(step.info)
-                if not (step.terminated or step.truncated):
+                row["_info"] = _plain_info(env, step.info)
+                over = step.terminated or step.truncated
+                if not over:
                     self._describe_state(row, env)
+                strings.append(None if over else self._stop_strings(row))
             except EnvironmentFailure as failure:
                 row[FAILURE_KEY] = failure
-                step = CheckedStep([], float("nan"), True, False, {})
-            over = step.terminated or step.truncated
-            strings.append(None if over else self._stop_strings(row))
-            if over:
+                step, over = CheckedStep([], float("nan"), True, False, {}), True
+                strings.append(None)
+            if over and (FAILURE_KEY in row or not self._keep_ended):
                 # The game is over either way: that it cannot be put away is no reason to lose the episode.
                 self.release([row])
             if step.truncated:
@@ -170,6 +176,11 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
                 f"The factory must make a `TextEnv`, it made a `{type(env).__name__}`. For other kinds of "
                 "environments use one of the adapters, such as `from_gymnasium`."
             )
+        if any(env is held for held in self._sessions.values()):
+            raise EnvironmentFailure(
+                f"The factory made a `{type(env).__name__}` in which another conversation is being played, they would "
+                "mix. It must make a new one each time: give the class, or a function that calls it."
+            )
         session = f"{self._prefix}-{self._started}"
         self._started += 1
         self._sessions[session] = env
@@ -189,17 +200,22 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
 
     def _describe_start(self, row: SessionMetadata, env: TextEnv) -> None:
         if env.tools is not None:
-            row["_tools"] = env.tools
+            if not isinstance(env.tools, list | tuple) or not all(isinstance(tool, dict) for tool in env.tools):
+                raise EnvironmentFailure(
+                    f"`{type(env).__name__}.tools` must be a list of JSON schemas, got {short(env.tools)}."
+                )
+            row["_tools"] = list(env.tools)
         self._describe_state(row, env)
 
     def _describe_state(self, row: SessionMetadata, env: TextEnv) -> None:
-        legal = call_guarded(f"`{type(env).__name__}.legal_actions`", env.legal_actions)
+        name = f"`{type(env).__name__}.legal_actions`"
+        legal = string_list(f"What {name} returns", call_guarded(name, env.legal_actions))
         if legal is not None:
-            row["_legal_actions"] = list(legal)
+            row["_legal_actions"] = legal
 
     def _stop_strings(self, row: SessionMetadata) -> list[str] | None:
-        strings = self._sessions[row["_session"]].stop_strings
-        return None if strings is None else list(strings)
+        env = self._sessions[row["_session"]]
+        return string_list(f"`{type(env).__name__}.stop_strings`", env.stop_strings)
 
 
 def as_environment(factory: TextEnvFactory) -> TextEnvironment:
@@ -223,9 +239,13 @@ def as_environment(factory: TextEnvFactory) -> TextEnvironment:
 _DROP = object()
 
 
+def _plain_info(env: TextEnv, info: dict[str, Any]) -> dict[str, Any]:
+    return call_guarded(f"Reading the information of `{type(env).__name__}`", _plain, info)
+
+
 def _plain(value: Any) -> Any:
     """Keeps what JSON can say, so that metadata can always be stored and sent."""
-    if isinstance(value, np.generic | np.ndarray):
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
         value = value.tolist()
     if value is None or isinstance(value, str | bool | int | float):
         return value

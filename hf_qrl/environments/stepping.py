@@ -2,7 +2,7 @@
 """One step of any environment, in one shape: what environments may leave open is settled here."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -10,17 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.chat import ROLES
 from ..data.interfaces import LLMMessageLogType
+from ..data.rewards import FLOAT32_MAX
 from .failures import EnvironmentFailure, call_guarded
 from .interfaces import EnvironmentInterface
+from .text_env import checked_messages, short
 
 
 TRUNCATED_KEY = "_truncated"
 FAILURE_KEY = "_failure"
-
-# An assistant message in an observation would be a turn without a reward.
-_OBSERVATION_ROLES = tuple(role for role in ROLES if role != "assistant")
 
 
 @dataclass
@@ -106,7 +104,7 @@ def _normalise(returned: Any, old_metadata: list[Any]) -> StepResult:
     size = len(old_metadata)
     if not isinstance(returned, tuple) or len(returned) != 6:
         raise EnvironmentFailure(
-            f"`step` returned {_short(returned)}, needed is an `EnvironmentReturn`: a tuple of observations, "
+            f"`step` returned {short(returned)}, needed is an `EnvironmentReturn`: a tuple of observations, "
             "metadata, next_stop_strings, rewards, terminateds and answers."
         )
     observations, metadata, stop_strings, rewards, terminateds, answers = returned
@@ -115,7 +113,7 @@ def _normalise(returned: Any, old_metadata: list[Any]) -> StepResult:
     for i, failure in enumerate(failures):
         if not isinstance(failure, EnvironmentFailure | None):
             raise EnvironmentFailure(
-                f"`{FAILURE_KEY}` in the metadata of row {i} must be an `EnvironmentFailure`, got {_short(failure)}."
+                f"`{FAILURE_KEY}` in the metadata of row {i} must be an `EnvironmentFailure`, got {short(failure)}."
             )
     failed = torch.tensor([failure is not None for failure in failures])
     total, components = _rewards(rewards, size, failed)
@@ -129,7 +127,8 @@ def _normalise(returned: Any, old_metadata: list[Any]) -> StepResult:
         observations=[_messages(i, row) for i, row in enumerate(_rows("observations", observations, size))],
         metadata=new_metadata,
         next_stop_strings=[
-            _stop_strings(i, row) for i, row in enumerate(_rows("next_stop_strings", stop_strings, size, none=True))
+            string_list(f"The stop strings of row {i}", row)
+            for i, row in enumerate(_rows("next_stop_strings", stop_strings, size, none=True))
         ],
         rewards=total,
         reward_components=components,
@@ -144,9 +143,7 @@ def _rows(name: str, rows: Any, size: int, none: bool = False) -> list[Any]:
     if rows is None and none:
         return [None] * size
     if not isinstance(rows, list | tuple) or len(rows) != size:
-        raise EnvironmentFailure(
-            f"`{name}` must be a list with one entry for each of {size} rows, got {_short(rows)}."
-        )
+        raise EnvironmentFailure(f"`{name}` must be a list with one entry for each of {size} rows, got {short(rows)}.")
     return list(rows)
 
 
@@ -181,8 +178,10 @@ def _rewards(rewards: Any, size: int, failed: Tensor) -> tuple[Tensor, dict[str,
     else:
         total = _column("rewards", rewards, size, _to_double)
     for i, (reward, lost) in enumerate(zip(total.tolist(), failed.tolist(), strict=True)):
-        if not lost and not math.isfinite(reward):
-            raise EnvironmentFailure(f"The reward of row {i} is {reward}. Rewards must be finite numbers.")
+        if not lost and not abs(reward) <= FLOAT32_MAX:
+            raise EnvironmentFailure(
+                f"The reward of row {i} is {reward}. Rewards must be finite numbers, within the range of float32."
+            )
     return total.masked_fill(failed, math.nan), components
 
 
@@ -190,27 +189,32 @@ def _messages(row: int, observation: Any) -> list[dict[str, Any]]:
     messages = [observation] if isinstance(observation, dict) else observation
     if not isinstance(messages, list | tuple):
         raise EnvironmentFailure(
-            f"The observation of row {row} must be a message or a list, got {_short(observation)}."
+            f"The observation of row {row} must be a message or a list, got {short(observation)}."
         )
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise EnvironmentFailure(
-                f'The observation of row {row} must be a dict with the strings "role" and "content", '
-                f"got {_short(message)}."
-            )
-        if message.get("role") not in _OBSERVATION_ROLES:
-            raise EnvironmentFailure(
-                f"The observation of row {row} has the role {message.get('role')!r}, allowed are {_OBSERVATION_ROLES}."
-            )
-    return [dict(message) for message in messages]
+    return checked_messages(messages, f"The observation of row {row}")
 
 
-def _stop_strings(row: int, strings: Any) -> list[str] | None:
+def string_list(what: str, strings: Any) -> list[str] | None:
+    """
+    Returns a list of strings, or `None` as it is.
+
+    Args:
+        what (`str`):
+            Name of the list, for the message.
+        strings (`Iterable[str]`, *optional*):
+            What is to be checked.
+
+    Raises:
+        EnvironmentFailure: If it is something else: one string, which would be taken apart, or a set, whose order is
+            another one in each process.
+    """
     if strings is None:
         return None
-    if not isinstance(strings, list | tuple) or not all(isinstance(string, str) for string in strings):
-        raise EnvironmentFailure(f"The stop strings of row {row} must be a list of strings, got {_short(strings)}.")
-    return list(strings)
+    listed = isinstance(strings, Iterable) and not isinstance(strings, str | bytes | set | frozenset)
+    items = list(strings) if listed else []
+    if not listed or not all(isinstance(item, str) for item in items):
+        raise EnvironmentFailure(f"{what} must be a list of strings, got {short(strings)}.")
+    return items
 
 
 def _pop(metadata: list[Any], i: int, key: str) -> Any:
@@ -220,8 +224,3 @@ def _pop(metadata: list[Any], i: int, key: str) -> Any:
         return None
     metadata[i] = {name: value for name, value in row.items() if name != key}
     return row[key]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return f"a `{type(value).__name__}`: {text if len(text) <= 120 else text[:120] + '...'}"

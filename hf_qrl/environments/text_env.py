@@ -3,11 +3,16 @@
 
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
+from ..data.chat import ROLES
+from ..data.rewards import FLOAT32_MAX
 from .failures import EnvironmentFailure, ReplayMismatch, call_guarded
 from .seeding import check_seed
 
@@ -15,6 +20,9 @@ from .seeding import check_seed
 Message = dict[str, Any]
 Observation = str | list[Message]
 TextStep = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+# An assistant message in an observation would be a turn without a reward.
+_OBSERVATION_ROLES = tuple(role for role in ROLES if role != "assistant")
 
 
 class TextEnv(ABC):
@@ -82,7 +90,7 @@ class TextEnv(ABC):
         Returns:
             `tuple[str | list[dict], float, bool, bool, dict]`: observation; reward of this turn; `terminated`, the
             game is over; `truncated`, the environment stops although the game could go on; information, in which
-            evaluators know `"success"` and `"invalid_action"`.
+            evaluators know `"success"` (a bool) and `"invalid_action"`.
         """
 
     def legal_actions(self) -> list[str] | None:
@@ -107,9 +115,48 @@ def observation_messages(observation: Observation) -> list[Message]:
         return [{"role": "user", "content": observation}]
     if isinstance(observation, list) and all(isinstance(message, dict) for message in observation):
         return [dict(message) for message in observation]
-    raise EnvironmentFailure(
-        f"An observation is a string or a list of messages, got a `{type(observation).__name__}`: {observation!r}."
-    )
+    raise EnvironmentFailure(f"An observation is a string or a list of messages, got {short(observation)}.")
+
+
+def checked_messages(messages: Sequence[Any], where: str) -> list[Message]:
+    """
+    Returns copies of the messages of an observation.
+
+    Args:
+        messages (`Sequence[dict]`):
+            What is to be checked.
+        where (`str`):
+            Name of the observation, for the message.
+
+    Raises:
+        EnvironmentFailure: If one is not a dict with the strings "role" and "content", has the role of the assistant
+            or none that is known, or holds what can be neither stored nor sent as JSON: half of a surrogate pair, say.
+    """
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise EnvironmentFailure(
+                f'{where} must be made of dicts with the strings "role" and "content", got {short(message)}.'
+            )
+        if message.get("role") not in _OBSERVATION_ROLES:
+            raise EnvironmentFailure(
+                f"{where} has the role {message.get('role')!r}, allowed are {_OBSERVATION_ROLES}."
+            )
+        try:
+            json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise EnvironmentFailure(
+                f"{where} holds what JSON cannot say ({type(error).__name__}: {error}): {short(message)}."
+            ) from None
+    return [dict(message) for message in messages]
+
+
+def short(value: Any) -> str:
+    """Returns the type and the beginning of a value's `repr`, for messages."""
+    try:
+        text = repr(value)
+    except Exception as error:  # of an integer with thousands of digits, for instance
+        text = f"<its repr cannot be made: {type(error).__name__}>"
+    return f"a `{type(value).__name__}`: {text if len(text) <= 120 else text[:120] + '...'}"
 
 
 def observation_hash(observation: Observation) -> str:
@@ -128,7 +175,7 @@ def checked_reset(
     env: TextEnv, seed: int, options: dict[str, Any] | None = None
 ) -> tuple[list[Message], dict[str, Any]]:
     """
-    Starts an episode and checks what comes back.
+    Starts an episode and checks what comes back. The environment gets a copy of the options.
 
     Returns:
         `tuple[list[dict], dict]`: messages of the first observation, and the information.
@@ -137,12 +184,11 @@ def checked_reset(
         EnvironmentFailure: If the environment raises, or returns something else.
         ValueError: If the seed is out of range.
     """
-    returned = call_guarded(f"`{type(env).__name__}.reset`", env.reset, seed=check_seed(seed), options=options)
+    name = f"`{type(env).__name__}.reset`"
+    returned = call_guarded(name, env.reset, seed=check_seed(seed), options=deepcopy(options))
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
-        raise EnvironmentFailure(
-            f"`{type(env).__name__}.reset` must return the pair (observation, info dict), got {returned!r}."
-        )
-    return observation_messages(returned[0]), returned[1]
+        raise EnvironmentFailure(f"{name} must return the pair (observation, info dict), got {short(returned)}.")
+    return checked_messages(observation_messages(returned[0]), f"The observation of {name}"), returned[1]
 
 
 class CheckedStep(NamedTuple):
@@ -160,19 +206,43 @@ def checked_step(env: TextEnv, action: str) -> CheckedStep:
     Plays a turn and checks what comes back.
 
     Raises:
-        EnvironmentFailure: If the environment raises, or returns something else or a reward that is not finite.
+        EnvironmentFailure: If the environment raises, or returns something else: a reward that is no finite number
+            within the range of float32, or a flag that is no bool, for instance.
     """
     name = f"`{type(env).__name__}.step`"
     returned = call_guarded(name, env.step, action)
     if not isinstance(returned, tuple) or len(returned) != 5 or not isinstance(returned[4], dict):
         raise EnvironmentFailure(
-            f"{name} must return (observation, reward, terminated, truncated, info dict), got {returned!r}."
+            f"{name} must return (observation, reward, terminated, truncated, info dict), got {short(returned)}."
         )
     observation, reward, terminated, truncated, info = returned
+    if isinstance(reward, str | bytes):
+        raise EnvironmentFailure(f"{name} returned the reward {reward!r}. Rewards must be numbers.")
     reward = call_guarded(f"The reward of {name}", float, reward)
-    if not math.isfinite(reward):
-        raise EnvironmentFailure(f"{name} returned the reward {reward}. Rewards must be finite numbers.")
-    return CheckedStep(observation_messages(observation), reward, bool(terminated), bool(truncated), info)
+    if not abs(reward) <= FLOAT32_MAX:
+        raise EnvironmentFailure(
+            f"{name} returned the reward {reward}. Rewards must be finite numbers, within the range of float32."
+        )
+    flags = [_truth(f"`{flag}` of {name}", x) for flag, x in (("terminated", terminated), ("truncated", truncated))]
+    success = info.get("success")
+    if success is not None:
+        # Scores of another kind would be taken for a success, or for none.
+        plain = isinstance(success, int | float) and success in (0, 1)
+        info = {
+            **info,
+            "success": bool(success) if plain else _truth(f"`success` in the information of {name}", success),
+        }
+    messages = checked_messages(observation_messages(observation), f"The observation of {name}")
+    return CheckedStep(messages, reward, flags[0], flags[1], info)
+
+
+def _truth(what: str, value: Any) -> bool:
+    """Returns a bool of Python, NumPy or torch; most other things are true by accident, `"False"` among them."""
+    single = isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0
+    plain = value.item() if single else value
+    if not isinstance(plain, bool):
+        raise EnvironmentFailure(f"{what} must be True or False, got {short(value)}.")
+    return plain
 
 
 class Replay(NamedTuple):

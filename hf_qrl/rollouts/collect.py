@@ -1,24 +1,31 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Episodes of a policy in an environment, as a dataset that the trainers read."""
 
+import hashlib
+import json
 import logging
 import math
+import operator
 import os
 import time
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..data.episodes import episodes_dataset, make_episode, plain_json
+from ..data.episodes import episodes_dataset, make_episode, plain_json, validate_episode
 from ..distributed.executors import Executor, LocalExecutor
+from ..distributed.worker_pool import WorkerPool
+from ..environments.failures import FailureClass
 from ..environments.resetting import EpisodeSource
 from ..environments.seeding import MAX_SEED, check_seed, episode_seed, policy_seed_sequence
-from .host import EnvironmentHost, describe_environment, host_factory
+from .host import EnvironmentHost, describe_environment, host_factory, names_everything
 from .journal import FailureLog, Journal, config_digest
 from .player import Episode, EpisodeFailure, EpisodePlan, Player, start_tools
 from .policy import Policy
@@ -28,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # What a metadata dict of a text environment says in columns of its own, or to nobody but the environment.
 _KNOWN_METADATA = ("_session", "_seed", "_legal_actions", "_tools", "_close_failure")
+# Longest JSON of the environment's arguments that each row repeats.
+_MAX_REPEATED = 1000
 
 
 @dataclass
@@ -88,8 +97,8 @@ class TooManyFailures(RuntimeError):
         last = report.failures[-1]
         super().__init__(
             f"More than {max_error_rate:.0%} of the episodes failed ({report}), and leaving them out would bias the "
-            f"data. The last one, seed {last.seed}, after {last.turn} turns: {last.message} Fix the environment, or "
-            "raise `max_error_rate`."
+            f"data. The last one, seed {last.seed}, after {last.turn} turns: {last.message.rstrip('.')}. Fix the "
+            "environment, or raise `max_error_rate`."
         )
         self.report, self.rows = report, rows
         if last.traceback_text:
@@ -100,7 +109,7 @@ def collect_episodes(
     policy: Policy,
     env: Any,
     num_episodes: int | None = None,
-    seeds: Sequence[int] | None = None,
+    seeds: Iterable[int] | None = None,
     *,
     split: str = "train",
     source: EpisodeSource | None = None,
@@ -126,7 +135,8 @@ def collect_episodes(
 
     **How an episode ends:** the environment terminates it, or it is truncated for one of the reasons `"env_limit"`
     (the environment stops), `"length"` (a reply was cut), `"max_turns"` and `"max_seq_len"`. **An episode in which the
-    environment fails is no row**: it is counted, logged and, with `output_dir`, written to `failures.jsonl`.
+    environment fails is no row**: it is counted, logged and, with `output_dir`, written to `failures.jsonl`. So is one
+    that cannot be stored, as what the environment or the policy said is no text, for instance.
 
     Args:
         policy ([`Policy`]):
@@ -136,7 +146,7 @@ def collect_episodes(
             `functools.partial` of it.
         num_episodes (`int`, *optional*):
             Number of episodes; their seeds are those of `split`.
-        seeds (`Sequence[int]`, *optional*):
+        seeds (`Iterable[int]`, *optional*):
             Seeds, in the place of a number. A seed may occur several times, with another sample of the policy each.
         split (`str`, *optional*, defaults to `"train"`):
             `"train"`, `"validation"`, `"test"` or `"other"`: none shares a seed with another.
@@ -162,7 +172,11 @@ def collect_episodes(
         output_dir (`str` or `os.PathLike`, *optional*):
             Folder of `episodes.jsonl` and `failures.jsonl`. A run that was stopped goes on from there when called
             again with the same arguments, or for more episodes; failed ones are tried again. That the weights of the
-            policy and the rows of `source` are still the same is not checked.
+            policy and the rows of `source` are still the same is not checked, and neither are environments and
+            policies without a name, such as those made by a `lambda`, of which a warning tells.
+
+            Arguments of the environment (those of a `functools.partial`) whose JSON is longer than a kilobyte are
+            stored once, in the first line of `episodes.jsonl`; each row has their SHA-256 and their beginning.
         max_error_rate (`float`, *optional*, defaults to 0.1):
             Share of the requested episodes that may fail.
         keep_tokens (`bool`, *optional*, defaults to `False`):
@@ -181,7 +195,8 @@ def collect_episodes(
 
     Raises:
         TooManyFailures: If more than `max_error_rate` of the episodes failed.
-        ValueError: If arguments contradict each other, or `output_dir` holds a run with other ones.
+        TypeError, ValueError: If arguments are not what they should be or contradict each other, or `output_dir` holds
+            a run with other ones.
 
     Examples:
 
@@ -195,8 +210,17 @@ def collect_episodes(
     """
     if on_length not in ("truncate", "continue"):
         raise ValueError(f'`on_length` must be "truncate" or "continue", got {on_length!r}.')
-    if batch_size < 1 or (max_turns is not None and max_turns < 1):
-        raise ValueError(f"`batch_size` and `max_turns` must be at least 1, got {batch_size} and {max_turns}.")
+    batch_size = count("batch_size", batch_size)
+    max_turns = None if max_turns is None else count("max_turns", max_turns)
+    max_seq_len = None if max_seq_len is None else count("max_seq_len", max_seq_len)
+    if isinstance(max_error_rate, bool) or not isinstance(max_error_rate, Real) or not 0 <= max_error_rate <= 1:
+        raise ValueError(f"`max_error_rate` is a share, 0 <= max_error_rate <= 1, got {max_error_rate!r}.")
+    if not isinstance(task, str):
+        raise TypeError(f"`task` is the name of the task, a string, got {task!r}.")
+    check_policy(policy)
+    _check_executor(executor)
+    run_seed = check_seed(run_seed)
+    one_each = not (options is None or isinstance(options, Mapping))
     env_id, env_kwargs = describe_environment(env)
     identity = {**policy.identity(), "seed": run_seed}
     config = plain_json(
@@ -205,7 +229,7 @@ def collect_episodes(
             "env_kwargs": env_kwargs,
             "task": task,
             "split": split,
-            "options": options,
+            "options": "one each" if one_each else options,
             "policy": identity,
             "max_turns": max_turns,
             "max_seq_len": max_seq_len,
@@ -218,7 +242,7 @@ def collect_episodes(
     constants = {
         "run_id": digest[:12],
         "env_id": env_id,
-        "env_kwargs": env_kwargs,
+        "env_kwargs": _shortened(env_kwargs),
         "task": task,
         "policy": identity,
         **({"tokenizer_id": policy.tokenizer_id} if keep_tokens else {}),
@@ -233,7 +257,10 @@ def collect_episodes(
             journal = stack.enter_context(Journal(folder / "episodes.jsonl", digest, config))
             failure_log = stack.enter_context(FailureLog(folder / "failures.jsonl"))
             wanted = {plan.episode_id for plan in plans}
-            rows = {name: row for name, row in journal.completed().items() if name in wanted}
+            for number, (name, row) in enumerate(journal.completed().items(), start=2):
+                if name in wanted:
+                    rows[name] = validate_episode(row, f"Line {number} of {journal.path}")
+            _warn_of_the_nameless(env_kwargs, identity)
             report.n_ok = report.n_resumed = len(rows)
         workers = stack.enter_context(open_executor(executor, env, source))
         player = Player(
@@ -243,6 +270,7 @@ def collect_episodes(
             max_turns=max_turns,
             max_seq_len=max_seq_len,
             on_length=on_length,
+            environment=(env_id, env_kwargs) if isinstance(executor, Executor) else None,
         )
         results = player.play([plan for plan in plans if plan.episode_id not in rows])
         stack.enter_context(closing(results))
@@ -252,13 +280,13 @@ def collect_episodes(
         returns = math.fsum(row["return"] for row in rows.values())
         for result in results:
             bar.update()
-            if isinstance(result, EpisodeFailure):
-                _note(result, report, failure_log)
+            row = result if isinstance(result, EpisodeFailure) else _row(result, constants, keep_tokens)
+            if isinstance(row, EpisodeFailure):
+                _note(row, report, failure_log)
             else:
-                row = _row(result, constants, keep_tokens)
                 if journal is not None:
                     journal.append(row)
-                rows[result.plan.episode_id] = row
+                rows[row["episode_id"]] = row
                 report.n_ok += 1
                 returns += row["return"]
             report.num_turns, report.num_tokens = player.num_turns, player.num_tokens
@@ -280,16 +308,81 @@ def open_executor(
     if isinstance(executor, Executor):
         yield executor
     elif executor is not None:
-        with executor(host_factory(env, source)) as made:
+        made = executor(host_factory(env, source))
+        if not isinstance(made, Executor):
+            raise TypeError(f"`executor` must make an `Executor` of a factory, it made a `{type(made).__name__}`.")
+        with made:
             yield made
     else:
         with closing(EnvironmentHost(env, source)) as host, LocalExecutor(lambda: host) as local:
             yield local
 
 
+def count(name: str, value: Any) -> int:
+    """Returns a number of things as an `int`, or raises a `ValueError` if it is not a whole one of at least 1."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
+    return number
+
+
+def list_of_seeds(seeds: int | Iterable[int], split: str) -> list[int]:
+    """
+    Returns seeds as a list.
+
+    Args:
+        seeds (`int` or `Iterable[int]`):
+            Seeds, or how many of the split's.
+        split (`str`):
+            Where a number of seeds is taken from.
+
+    Raises:
+        ValueError: If they are neither a whole number nor several, there is none, or one is out of range.
+    """
+    if isinstance(seeds, str | bytes | Mapping):
+        raise ValueError(f"`seeds` are whole numbers in a list, or how many of them, got {seeds!r}.")
+    if not isinstance(seeds, Iterable):
+        return [episode_seed(i, split) for i in range(count("seeds", seeds))]
+    listed = [check_seed(seed) for seed in seeds]
+    if not listed:
+        raise ValueError("There is no episode to play: give at least one seed.")
+    return listed
+
+
+def check_policy(policy: Any) -> None:
+    """Raises a `TypeError` if something is not a policy."""
+    if isinstance(policy, Policy):
+        return
+    if isinstance(policy, type):
+        advice = f"Got the class `{policy.__name__}`: make an object of it."
+    elif callable(policy):
+        advice = f"Got the function {policy!r}: `ScriptedPolicy(function)` makes a policy of one."
+    else:
+        advice = f"Got a `{type(policy).__name__}`. A model is played with `ModelPolicy(model, tokenizer)`."
+    raise TypeError(f"`policy` must be a `Policy`, such as `RandomPolicy()`. {advice}")
+
+
+def _check_executor(executor: Any) -> None:
+    if executor is None or isinstance(executor, Executor):
+        return
+    if isinstance(executor, type) and issubclass(executor, WorkerPool):
+        raise TypeError(
+            f"`executor` is the class `{executor.__name__}`, which needs to know how many workers it has: give "
+            f"`functools.partial({executor.__name__}, num_workers=4)`."
+        )
+    if not callable(executor):
+        raise TypeError(
+            "`executor` must be an `Executor` or make one of a factory, such as `functools.partial(ProcessExecutor, "
+            f"num_workers=4)`, got {executor!r}."
+        )
+
+
 def _plans(
     num_episodes: int | None,
-    seeds: Sequence[int] | None,
+    seeds: Iterable[int] | None,
     split: str,
     options: Any,
     run_seed: int,
@@ -298,30 +391,97 @@ def _plans(
     if (num_episodes is None) == (seeds is None):
         raise ValueError("Give either `num_episodes` or `seeds`.")
     if seeds is None:
-        numbers = list(range(num_episodes or 0))
-        seeds = [episode_seed(i, split) for i in numbers]
+        numbers = list(range(count("num_episodes", num_episodes)))
+        listed = [episode_seed(i, split) for i in numbers]
+    elif not isinstance(seeds, Iterable):
+        raise ValueError(
+            f"`seeds` are those of single episodes, got {seeds}: for a number of them `num_episodes={seeds}`."
+        )
     else:
+        listed = list_of_seeds(seeds, split)
         # By the seed, so that the policy's sample is the same in another list; repeated ones are told apart.
-        count: Counter[int] = Counter()
+        times: Counter[int] = Counter()
         numbers = []
-        for seed in seeds:
-            numbers.append(check_seed(seed) + MAX_SEED * count[int(seed)])
-            count[int(seed)] += 1
-    if len(seeds) == 0:
-        raise ValueError("There is no episode to play: give at least one seed.")
-    if options is None or isinstance(options, dict):
-        options = [options] * len(seeds)
-    if len(options) != len(seeds):
-        raise ValueError(f"Got {len(options)} options for {len(seeds)} episodes: give one dict for all, or one each.")
+        for seed in listed:
+            numbers.append(seed + MAX_SEED * times[seed])
+            times[seed] += 1
+    own = _own_options(options, len(listed))
     return [
         EpisodePlan(
-            f"{run_id}-{index}-{seed}", index, int(seed), policy_seed_sequence(run_seed, number, split), option
+            _episode_id(run_id, index, seed, number, own[index] if own else None),
+            index,
+            seed,
+            policy_seed_sequence(run_seed, number, split),
+            own[index] if own else options,
         )
-        for index, (seed, number, option) in enumerate(zip(seeds, numbers, options, strict=True))
+        for index, (seed, number) in enumerate(zip(listed, numbers, strict=True))
     ]
 
 
-def _row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict[str, Any]:
+def _own_options(options: Any, num_episodes: int) -> list[dict[str, Any] | None] | None:
+    """The options of each episode, `None` if all have the same."""
+    if options is None or isinstance(options, Mapping):
+        return None
+    own = [] if isinstance(options, str | bytes) or not isinstance(options, Iterable) else list(options)
+    if not own or not all(option is None or isinstance(option, Mapping) for option in own):
+        raise ValueError(f"`options` is one dict for all episodes, or a list of one each, got {options!r}.")
+    if len(own) != num_episodes:
+        raise ValueError(f"Got {len(own)} options for {num_episodes} episodes: give one dict for all, or one each.")
+    return own
+
+
+def _episode_id(run_id: str, index: int, seed: int, number: int, option: dict[str, Any] | None) -> str:
+    """Names an episode after all that it follows from beyond the run, so that no other one is taken for it."""
+    name = f"{run_id}-{index}-{seed}"
+    if number == index and option is None:
+        return name
+    return f"{name}-{config_digest({'number': number, 'options': plain_json(option)})[:8]}"
+
+
+def _shortened(env_kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What rows say of the arguments of the environment: a dataset among them would be in each."""
+    text = json.dumps(env_kwargs)
+    if len(text) <= _MAX_REPEATED:
+        return env_kwargs
+    return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "beginning": text[:200]}
+
+
+def _warn_of_the_nameless(env_kwargs: dict[str, Any] | None, identity: dict[str, Any]) -> None:
+    if not names_everything(env_kwargs):
+        logger.warning(
+            "Whether a run that goes on in this folder has the same environment cannot be checked: what it is made of "
+            "has no name that tells. A class or function at the top level of a module has, and a `functools.partial` "
+            "of one with plain arguments."
+        )
+    if not names_everything(identity):
+        logger.warning(
+            "Whether a run that goes on in this folder has the same policy cannot be checked: its identity, %s, does "
+            "not tell. Give a `ScriptedPolicy` a `name`, and policies of your own an `identity`.",
+            identity,
+        )
+
+
+def _row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict[str, Any] | EpisodeFailure:
+    """The row of an episode; a failure if there was something in it that no row can hold."""
+    if keep_tokens and any(action.token_ids is None for action in episode.actions):
+        raise ValueError("`keep_tokens` needs a policy that samples tokens, such as `ModelPolicy`.")
+    try:
+        return _checked_row(episode, constants, keep_tokens)
+    except Exception as error:
+        plan = episode.plan
+        return EpisodeFailure(
+            plan.episode_id,
+            plan.index,
+            plan.seed,
+            turn=len(episode.rewards),
+            kind="error",
+            failure_class=str(FailureClass.DATA),
+            message=f"No row can be made of it. {error}",
+            traceback_text="".join(traceback.format_exception(error)),
+        )
+
+
+def _checked_row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict[str, Any]:
     actions = episode.actions
     start = episode.start.metadata
     if episode.start.stateful:
@@ -330,9 +490,9 @@ def _row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict
     if keep_tokens:
         columns["turn_token_ids"] = [action.token_ids for action in actions]
         columns["turn_logprobs"] = [action.logprobs for action in actions]
-        if None in columns["turn_token_ids"]:
-            raise ValueError("`keep_tokens` needs a policy that samples tokens, such as `ModelPolicy`.")
     success = episode.infos[-1].get("success")
+    if not isinstance(success, bool | None):
+        raise ValueError(f"`success` must be True or False, got {success!r}.")
     info: dict[str, Any] = {}
     if any(episode.infos):
         info["turns"] = episode.infos
@@ -349,7 +509,7 @@ def _row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict
         turn_reward_components=episode.reward_components if any(episode.reward_components) else None,
         turn_finish=[action.finish for action in actions],
         truncation_reason=None if episode.terminated else episode.truncation_reason,
-        success=success if isinstance(success, bool) else None,
+        success=success,
         turn_legal_actions=episode.legal_actions if any(episode.legal_actions) else None,
         metadata=start,
         info=info or None,

@@ -1,10 +1,17 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """How good policies are: returns with intervals, and differences between policies that played the same seeds."""
 
+import hashlib
+import math
+import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
+from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -14,11 +21,17 @@ from rich.table import Table
 
 from ..distributed.executors import Executor, Task
 from ..environments.resetting import EpisodeSource
-from ..environments.seeding import episode_seed
-from .collect import collect_episodes, open_executor
-from .intervals import Interval, bootstrap_mean
+from ..environments.sessions import TextEnvironment
+from ..environments.text_env import TextEnv
+from .collect import check_policy, collect_episodes, list_of_seeds, open_executor
+from .intervals import Interval, bootstrap_mean, check_resampling
 from .player import EpisodeFailure
 from .policy import Policy
+
+
+# Longest prompt that environments get in `text`, and how much of a longer one its hash takes the place of.
+_MAX_TEXT = 1024
+_HASH_LENGTH = 64
 
 
 @dataclass
@@ -34,7 +47,7 @@ class EvaluationResult:
         mean_return ([`Interval`]):
             Mean return, and its bootstrap interval.
         success_rate (`float` or `None`):
-            Share of successes, if the environment tells.
+            Share of successes, if the environment tells of any episode: one it says nothing of is no success.
         mean_turns (`float`):
             Mean number of turns.
         truncations (`dict[str, float]`):
@@ -90,7 +103,7 @@ class EvaluationResult:
 def evaluate_policy(
     policy: Policy,
     env: Any,
-    seeds: int | Sequence[int],
+    seeds: int | Iterable[int],
     *,
     split: str = "validation",
     source: EpisodeSource | None = None,
@@ -99,6 +112,7 @@ def evaluate_policy(
     confidence: float = 0.95,
     num_resamples: int = 2000,
     progress: bool = False,
+    on_length: str = "continue",
     **collect_kwargs: Any,
 ) -> EvaluationResult:
     """
@@ -109,7 +123,7 @@ def evaluate_policy(
             Who acts.
         env, source, executor:
             What is played, and where, as in [`collect_episodes`].
-        seeds (`int` or `Sequence[int]`):
+        seeds (`int` or `Iterable[int]`):
             Seeds of the episodes, or how many of the `split`. Policies that are to be compared play the same ones.
         split (`str`, *optional*, defaults to `"validation"`):
             Where a number of seeds is taken from.
@@ -120,6 +134,10 @@ def evaluate_policy(
             Probability and number of resamples of the bootstrap interval.
         progress (`bool`, *optional*, defaults to `False`):
             Whether to show a progress bar.
+        on_length (`str`, *optional*, defaults to `"continue"`):
+            What a reply that was cut at its length does: `"continue"`, for the environment to judge it like any other,
+            or `"truncate"` the episode. Where moves cost, a policy that never ends its first reply would then score
+            best.
         collect_kwargs:
             Further arguments of [`collect_episodes`]: `max_turns`, `max_seq_len`, `batch_size`, `run_seed`, ...
 
@@ -127,7 +145,7 @@ def evaluate_policy(
         [`EvaluationResult`]: the measures, and the episodes.
 
     Raises:
-        TooManyFailures, ValueError: As [`collect_episodes`].
+        TooManyFailures, TypeError, ValueError: As [`collect_episodes`].
 
     Examples:
 
@@ -136,8 +154,10 @@ def evaluate_policy(
     >>> print(result.mean_return, result.success_rate)
     ```
     """
-    if isinstance(seeds, int):
-        seeds = [episode_seed(i, split) for i in range(seeds)]
+    check_policy(policy)
+    check_resampling(confidence, num_resamples)
+    _check_scale(scale)
+    seeds = list_of_seeds(seeds, split)
     with open_executor(executor, env, source) as workers:
         transcripts, report = collect_episodes(
             policy,
@@ -147,12 +167,14 @@ def evaluate_policy(
             source=source,
             executor=workers,
             progress=progress,
+            on_length=on_length,
             return_report=True,
             **collect_kwargs,
         )
-        environment_metrics, error = _post_process(workers, transcripts)
+        environment_metrics, error = ({}, None) if _measures_nothing(env) else _post_process(workers, transcripts)
     returns = np.asarray(transcripts["return"], dtype=np.float64)
-    known = [success for success in transcripts["success"] if success is not None]
+    successes = transcripts["success"]
+    tells = any(success is not None for success in successes)
     infos = [info["turns"] for info in transcripts["info"] if info and "turns" in info]
     num_invalid = sum(bool(turn.get("invalid_action")) for turns in infos for turn in turns)
     reasons = Counter(reason for reason in transcripts["truncation_reason"] if reason is not None)
@@ -164,7 +186,7 @@ def evaluate_policy(
         n_ok=report.n_ok,
         n_error=report.n_failed,
         mean_return=interval,
-        success_rate=float(np.mean(known)) if known else None,
+        success_rate=float(np.mean([success is True for success in successes])) if tells else None,
         mean_turns=float(np.mean(num_turns)) if num_turns else float("nan"),
         truncations={reason: count / len(transcripts) for reason, count in sorted(reasons.items())},
         invalid_action_rate=num_invalid / sum(num_turns) if infos else None,
@@ -187,17 +209,23 @@ class Comparison:
             Name of the first policy, which the others are compared with.
         differences (`dict[str, Interval]`):
             Mean, over the episodes that both have played, of the return minus the baseline's, with its interval.
+        output_dirs (`dict[str, Path]`):
+            Folder of each policy's episodes, if they were written.
     """
 
     results: dict[str, EvaluationResult]
     baseline: str
     differences: dict[str, Interval]
+    output_dirs: dict[str, Path] = field(default_factory=dict)
 
     def table(self) -> Table:
         """Returns the results as a table to print."""
         table = Table(title=f"Returns, with differences from {self.baseline}")
-        for column in ("Policy", "Return", "Difference", "Success", "Turns", "Truncated", "Episodes"):
-            table.add_column(column, justify="left" if column == "Policy" else "right")
+        table.add_column("Policy", overflow="fold")
+        for column in ("Return", "Difference"):
+            table.add_column(column, justify="right", overflow="fold")
+        for column in ("Success", "Turns", "Truncated", "Episodes"):
+            table.add_column(column, justify="right", no_wrap=True)
         for name, result in self.results.items():
             errors = f" + {result.n_error} failed" if result.n_error else ""
             table.add_row(
@@ -215,8 +243,10 @@ class Comparison:
 def compare_policies(
     policies: Mapping[str, Policy],
     env: Any,
-    seeds: int | Sequence[int],
+    seeds: int | Iterable[int],
     *,
+    split: str = "validation",
+    output_dir: str | os.PathLike | None = None,
     confidence: float = 0.95,
     num_resamples: int = 2000,
     verbose: bool = True,
@@ -229,8 +259,11 @@ def compare_policies(
     Args:
         policies (`Mapping[str, Policy]`):
             Policies by name; the first one is what the others are compared with.
-        env, seeds, confidence, num_resamples:
+        env, seeds, split, confidence, num_resamples:
             As in [`evaluate_policy`].
+        output_dir (`str` or `os.PathLike`, *optional*):
+            Folder of a folder for each policy, of its name: `output_dir` of its [`collect_episodes`]. A name that is
+            no plain name of a file is changed, and its hash added.
         verbose (`bool`, *optional*, defaults to `True`):
             Whether to print the table.
         kwargs:
@@ -240,12 +273,25 @@ def compare_policies(
         [`Comparison`]: results and differences.
 
     Raises:
-        ValueError: If there is no policy.
+        TypeError, ValueError: If there is no policy, or one of them is none; and as [`evaluate_policy`].
     """
+    if not isinstance(policies, Mapping):
+        raise TypeError(f'`policies` must have names: {{"random": RandomPolicy(), ...}}, got {policies!r}.')
     if not policies:
         raise ValueError("There is nothing to compare: give at least one policy.")
+    for policy in policies.values():
+        check_policy(policy)
     resampling: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples}
-    results = {name: evaluate_policy(policy, env, seeds, **resampling, **kwargs) for name, policy in policies.items()}
+    # Taken once: an iterator would leave none to the second policy.
+    common: dict[str, Any] = {"seeds": list_of_seeds(seeds, split), "split": split, **resampling, **kwargs}
+    folders = {} if output_dir is None else {name: Path(output_dir) / _folder_name(name) for name in policies}
+    results = {
+        name: evaluate_policy(policy, env, output_dir=folders.get(name), **common) for name, policy in policies.items()
+    }
+    if any(result.success_rate is not None for result in results.values()):
+        for result in results.values():
+            if result.success_rate is None and result.n_ok > 0:
+                result.success_rate = 0.0
     baseline = next(iter(results))
     reference = _returns(results[baseline])
     differences = {}
@@ -254,16 +300,32 @@ def compare_policies(
             returns = _returns(result)
             both = [key for key in returns if key in reference]
             differences[name] = bootstrap_mean([returns[key] - reference[key] for key in both], **resampling)
-    comparison = Comparison(results, baseline, differences)
+    comparison = Comparison(results, baseline, differences, folders)
     if verbose:
         Console().print(comparison.table())
     return comparison
+
+
+def _folder_name(name: str) -> str:
+    """The same for the same name, and another one for another."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", str(name))[:100].lstrip(".") or "policy"
+    return safe if safe == name else f"{safe}-{hashlib.sha256(str(name).encode(errors='replace')).hexdigest()[:8]}"
 
 
 def _returns(result: EvaluationResult) -> dict[str, float]:
     """Returns by place and seed, what an episode's name ends with; its beginning names the policy."""
     rows = zip(result.transcripts["episode_id"], result.transcripts["return"], strict=True)
     return {name.partition("-")[2]: total for name, total in rows}
+
+
+def _check_scale(scale: Any) -> None:
+    if scale is not None:
+        numbers = list(scale) if isinstance(scale, Iterable) else []
+        if len(numbers) != 3 or not all(isinstance(number, Real) and math.isfinite(number) for number in numbers):
+            raise ValueError(
+                "`scale` is three numbers: lowest return of the task, mean of the data, highest return; "
+                f"got {scale!r}."
+            )
 
 
 def _normalized(score: float, scale: tuple[float, float, float] | None) -> float | None:
@@ -274,11 +336,18 @@ def _normalized(score: float, scale: tuple[float, float, float] | None) -> float
     return normalized_score(score, ScoreScale(*scale))
 
 
+def _measures_nothing(env: Any) -> bool:
+    """Whether an environment is known to have no measures of its own, so that nothing needs to be sent to it."""
+    if isinstance(env, TextEnvironment):
+        return type(env).global_post_process_and_metrics is TextEnvironment.global_post_process_and_metrics
+    return isinstance(env, type) and issubclass(env, TextEnv)
+
+
 def _post_process(workers: Executor, episodes: Dataset) -> tuple[dict[str, Any], str | None]:
     """Asks the environment, in any worker, what it measures; that it cannot say is no reason to lose the rest."""
     if len(episodes) == 0:
         return {}, None
-    task = Task(f"post_process/{id(episodes)}", "post_process", (post_process_batch(episodes),))
+    task = Task(f"post_process/{uuid4().hex}", "post_process", (post_process_batch(episodes),))
     (outcome,) = workers.run([task])
     if outcome.failure is not None:
         return {}, outcome.failure.message
@@ -296,19 +365,21 @@ def post_process_batch(episodes: Dataset) -> dict[str, Any]:
     Returns:
         `dict`: `rewards` and `total_reward` `(B,)`, the returns; `is_end` `(B,)`, whether an episode terminated, as
         a float; `truncated` `(B,)`; `generation_lengths`, `prompt_lengths` `(B,)`, in tokens, in characters if the
-        policy has none; `text` `(B, S)`, the first prompts as padded code points, equal rows for equal prompts;
+        policy has none; `text` `(B, S)`, the first prompts as padded code points, equal rows for equal prompts and for
+        no others, `S <= 1024`: of a longer prompt the end is left out, for which the SHA-256 of the whole stands;
         `idx` (`list[int]`); and `message_log` (`list[list[dict]]`).
     """
-    prompts, prompt_lengths, lengths = [], [], []
+    texts, prompt_lengths, lengths = [], [], []
     for messages, info in zip(episodes["messages"], episodes["info"], strict=True):
         first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-        prompts.append("\n".join(str(message["content"]) for message in messages[:first]))
+        prompt = "\n".join(str(message["content"]) for message in messages[:first])
+        texts.append(_bounded(prompt))
         replies = [str(message["content"]) for message in messages if message["role"] == "assistant"]
         counted = info is not None and "num_tokens" in info
         lengths.append(sum(info["num_tokens"]) if counted else sum(map(len, replies)))
-        prompt_lengths.append(info["num_prompt_tokens"][0] if counted else len(prompts[-1]))
-    width = max(map(len, prompts))
-    text = torch.tensor([[ord(letter) for letter in prompt.ljust(width, "\0")] for prompt in prompts])
+        prompt_lengths.append(info["num_prompt_tokens"][0] if counted else len(prompt))
+    width = max(map(len, texts))
+    text = torch.tensor([[ord(letter) for letter in text.ljust(width, "\0")] for text in texts])
     returns = torch.tensor(episodes["return"], dtype=torch.float32)
     return {
         "rewards": returns,
@@ -317,7 +388,13 @@ def post_process_batch(episodes: Dataset) -> dict[str, Any]:
         "truncated": torch.tensor(episodes["truncated"]),
         "generation_lengths": torch.tensor(lengths),
         "prompt_lengths": torch.tensor(prompt_lengths),
-        "text": text.reshape(len(prompts), width),
-        "idx": list(range(len(prompts))),
+        "text": text.reshape(len(texts), width),
+        "idx": list(range(len(texts))),
         "message_log": [list(messages) for messages in episodes["messages"]],
     }
+
+
+def _bounded(prompt: str) -> str:
+    if len(prompt) <= _MAX_TEXT:
+        return prompt
+    return prompt[: _MAX_TEXT - _HASH_LENGTH] + hashlib.sha256(prompt.encode()).hexdigest()

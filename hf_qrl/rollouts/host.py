@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """What a worker holds: one environment of any kind, whose episodes are started and played one call at a time."""
 
-import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,13 +10,24 @@ from typing import Any
 from ..data.chat import Message
 from ..data.episodes import plain_json
 from ..distributed.batched_data_dict import BatchedDataDict
-from ..environments.failures import call_guarded
+from ..environments.failures import EnvironmentFailure, call_guarded
 from ..environments.interfaces import EnvironmentInterface
 from ..environments.resetting import EpisodeSource, call_reset
-from ..environments.sessions import TextEnvironment, as_environment
+from ..environments.sessions import TextEnvironment
 from ..environments.stepping import call_step
 from ..environments.text_env import TextEnv
 from ..environments.utils import plain_class
+from .naming import describe, describe_object, names_everything
+
+
+__all__ = [
+    "EnvironmentHost",
+    "HostStart",
+    "HostStep",
+    "describe_environment",
+    "host_factory",
+    "names_everything",
+]
 
 
 @dataclass
@@ -72,8 +83,23 @@ class EnvironmentHost:
     def __init__(self, env: Any, source: EpisodeSource | None = None) -> None:
         self._spare: list[TextEnv] = []
         self._own = not isinstance(env, EnvironmentInterface)
-        self.env = self._make(plain_class(env))
+        self._given = plain_class(env)
+        self._env: EnvironmentInterface | None = None
         self.source = source
+        # A factory that fails makes its episodes fail, as a class does, and not this object.
+        with suppress(EnvironmentFailure):
+            self._env = self._make(self._given)
+
+    @property
+    def env(self) -> EnvironmentInterface:
+        """The environment, which is made again where that has failed."""
+        if self._env is None:
+            self._env = self._make(self._given)
+        return self._env
+
+    def description(self) -> tuple[str, dict[str, Any] | None]:
+        """Returns the [`describe_environment`] of what is played here."""
+        return describe_environment(self._given)
 
     def reset(self, seed: int, index: int = 0, options: dict[str, Any] | None = None) -> HostStart:
         """
@@ -138,8 +164,8 @@ class EnvironmentHost:
 
     def release(self, metadata: Any) -> None:
         """Gives up an episode; one that is not here is passed over."""
-        if isinstance(self.env, TextEnvironment):
-            self.env.release([metadata])
+        if isinstance(self._env, TextEnvironment):
+            self._env.release([metadata])
 
     def post_process(self, batch: dict[str, Any]) -> dict[str, Any]:
         """
@@ -157,8 +183,8 @@ class EnvironmentHost:
         for env in self._spare:
             env.close()
         self._spare.clear()
-        if self._own and isinstance(self.env, TextEnvironment):
-            self.env.shutdown()
+        if self._own and isinstance(self._env, TextEnvironment):
+            self._env.shutdown()
 
     @property
     def stateful(self) -> bool:
@@ -169,13 +195,19 @@ class EnvironmentHost:
         if isinstance(env, EnvironmentInterface):
             return env
         if isinstance(env, type) and issubclass(env, TextEnv):
-            return as_environment(env)
+            return TextEnvironment(env, keep_ended=True)
+        if isinstance(env, TextEnv):
+            name = type(env).__name__
+            raise TypeError(
+                f"Got an instance of `{name}`: pass the class, not an instance. Each conversation is played in a "
+                f"`TextEnv` of its own; one with arguments is made by `functools.partial({name}, ...)`."
+            )
         if not callable(env):
             raise TypeError(
                 f"Needed is an environment or what makes one without arguments (a `TextEnv` class, for instance), got "
                 f"a `{type(env).__name__}`. Other libraries' environments have adapters, such as `from_gymnasium`."
             )
-        made = env()
+        made = call_guarded("The factory of the environment", env)
         if isinstance(made, EnvironmentInterface):
             return made
         if not isinstance(made, TextEnv):
@@ -185,7 +217,7 @@ class EnvironmentHost:
             )
         # Making one told what it makes; it plays the first episode.
         self._spare.append(made)
-        return as_environment(lambda: self._spare.pop() if self._spare else env())
+        return TextEnvironment(lambda: self._spare.pop() if self._spare else env(), keep_ended=True)
 
 
 def host_factory(env: Any, source: EpisodeSource | None = None) -> "partial[EnvironmentHost]":
@@ -202,13 +234,19 @@ def host_factory(env: Any, source: EpisodeSource | None = None) -> "partial[Envi
 
 
 def describe_environment(env: Any) -> tuple[str, dict[str, Any] | None]:
-    """Returns the name of an environment's class or factory, and the arguments that a `functools.partial` holds."""
-    kwargs = None
-    if isinstance(env, partial):
-        kwargs = {**env.keywords, **({"args": list(env.args)} if env.args else {})}
-        env = env.func
+    """
+    Returns the name of an environment's class or factory, and [`describe`]s the arguments that a `functools.partial`
+    holds. [`names_everything`] tells whether that says what is played: of an object that is no function or class only
+    the class is known.
+    """
     if isinstance(env, TextEnvironment):
         return describe_environment(env._factory)
-    env = plain_class(env)
-    named = env if isinstance(env, type) or inspect.isroutine(env) else type(env)
-    return f"{named.__module__}.{named.__qualname__}", plain_json(kwargs)
+    if isinstance(env, partial):
+        env_id, kwargs = describe_environment(env.func)
+        return env_id, {
+            **(kwargs or {}),
+            **describe(env.keywords),
+            **({"args": describe(env.args)} if env.args else {}),
+        }
+    described = describe_object(env)
+    return described.pop("name"), described or None

@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """How sure a mean is: percentile bootstrap."""
 
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,14 @@ class Interval(NamedTuple):
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
+def check_resampling(confidence: float, num_resamples: int) -> None:
+    """Raises a `ValueError` if no interval can be made with these arguments of [`bootstrap_mean`]."""
+    if not isinstance(confidence, Real) or not 0 < confidence < 1:
+        raise ValueError(f"`confidence` is a probability, 0 < confidence < 1, got {confidence!r}.")
+    if isinstance(num_resamples, bool) or not isinstance(num_resamples, Integral) or num_resamples < 1:
+        raise ValueError(f"`num_resamples` is a number of samples, at least 1, got {num_resamples!r}.")
+
+
 def bootstrap_mean(
     values: np.ndarray | list[float], *, confidence: float = 0.95, num_resamples: int = 2000, seed: int = 0
 ) -> Interval:
@@ -45,10 +54,9 @@ def bootstrap_mean(
             Seed of the draws: the same numbers give the same interval.
 
     Raises:
-        ValueError: If `confidence` is not between 0 and 1.
+        ValueError: If `confidence` is not between 0 and 1, or `num_resamples` less than 1.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"`confidence` is a probability, 0 < confidence < 1, got {confidence}.")
+    check_resampling(confidence, num_resamples)
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) < 2:
         return Interval(float(sample[0]) if len(sample) else np.nan, np.nan, np.nan)

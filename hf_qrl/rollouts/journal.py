@@ -167,8 +167,14 @@ class Journal(_LineLog):
         try:
             self._check_header(digest, config)
             self._ids: set[str] = set()
-            for row in self._rows():
-                self._add_id(row)
+            for number, row in enumerate(self._rows(), start=2):
+                try:
+                    self._add_id(row)
+                except ValueError as error:
+                    raise ValueError(
+                        f"Line {number} of {self.path} is damaged: {error} Nothing was changed. Repair it by hand, or "
+                        "write elsewhere."
+                    ) from None
         except BaseException:
             self.close()
             raise
@@ -194,7 +200,10 @@ class Journal(_LineLog):
             raise
 
     def completed(self) -> dict[str, dict[str, Any]]:
-        """Returns the rows by `episode_id`, in the order they were written, those of earlier processes included."""
+        """
+        Returns the rows by `episode_id`, in the order they were written, those of earlier processes included: the
+        first one is line 2 of the file.
+        """
         return {row["episode_id"]: row for row in self._rows()}
 
     def __contains__(self, episode_id: object) -> bool:

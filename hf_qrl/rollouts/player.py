@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from ..distributed.executors import Executor, Outcome, Task
 from ..environments.failures import EnvironmentFailure, FailureClass, ReplayMismatch
 from ..environments.text_env import observation_hash
 from .host import HostStart, HostStep
-from .policy import OVERFLOW, Action, Policy
+from .naming import same_description
+from .policy import OVERFLOW, Action, Policy, checked_actions
 
 
 MAX_ATTEMPTS = 3
@@ -133,6 +135,12 @@ class Player:
         on_length (`str`):
             Whether a reply that is cut at its length ends the episode (`"truncate"`, after its turn) or not
             (`"continue"`).
+        environment (`tuple[str, dict | None]`, *optional*):
+            The [`describe_environment`] of what the workers must hold, for an executor that was made elsewhere.
+
+    Raises:
+        TypeError, ValueError: While it plays, if the policy returns something else than one [`Action`] for each
+            conversation, or if the workers hold something else than `environment`. No episode can be played then.
     """
 
     def __init__(
@@ -144,12 +152,15 @@ class Player:
         max_turns: int | None,
         max_seq_len: int | None,
         on_length: str,
+        environment: tuple[str, dict[str, Any] | None] | None = None,
     ) -> None:
         self.policy, self.executor = policy, executor
         self.batch_size, self.max_turns, self.max_seq_len = batch_size, max_turns, max_seq_len
-        self.on_length = on_length
+        self.on_length, self.environment = on_length, environment
         self.num_turns = self.num_tokens = 0
         self._releases = 0
+        # An executor may stay open, and the tasks of another run are others.
+        self._prefix = uuid4().hex[:12]
 
     def play(self, plans: Iterable[EpisodePlan]) -> Generator[Result, None, None]:
         """
@@ -158,6 +169,8 @@ class Player:
         """
         queue = deque(plans)
         active: list[Episode] = []
+        if queue and self.environment is not None:
+            self._check_workers(self.environment)
         try:
             while queue or active:
                 started = self._start([queue.popleft() for _ in range(min(self.batch_size - len(active), len(queue)))])
@@ -173,12 +186,27 @@ class Player:
             with suppress(RuntimeError):
                 self._release(active)
 
+    def _check_workers(self, environment: tuple[str, dict[str, Any] | None]) -> None:
+        (outcome,) = self.executor.run([Task(f"{self._prefix}/description", "description")])
+        failure = outcome.failure
+        if failure is not None and failure.kind == "error":
+            raise TypeError(
+                "The workers of the executor must hold an `EnvironmentHost`: make it of `host_factory(env)`, as in "
+                f"`LocalExecutor(host_factory(MyGame))`. What they hold does not tell what it plays: {failure.message}"
+            )
+        # Workers that die may live the next time: that is for the episodes to find out.
+        if failure is None and not same_description(outcome.value, environment):
+            raise ValueError(
+                f"The executor plays another environment than the one given: {outcome.value!r:.200}, and not "
+                f"{environment!r:.200}. Make it of `host_factory(env)` with the same `env`."
+            )
+
     def _start(self, plans: list[EpisodePlan]) -> list[Result]:
         todo = {plan.episode_id: plan for plan in plans}
         done: dict[str, Result] = {}
         for attempt in range(1, MAX_ATTEMPTS + 1):
             tasks = [
-                Task(f"{name}/reset/{attempt}", "reset", (plan.seed, plan.index, plan.options))
+                Task(f"{self._prefix}/{name}/reset/{attempt}", "reset", (plan.seed, plan.index, plan.options))
                 for name, plan in todo.items()
             ]
             again = {}
@@ -218,7 +246,7 @@ class Player:
         )
         ended: list[Result] = []
         acting: list[Episode] = []
-        for episode, action in zip(active, replies, strict=True):
+        for episode, action in zip(active, checked_actions(self.policy, replies, len(active)), strict=True):
             if action.finish != OVERFLOW:
                 episode.legal_actions.append(episode.described("_legal_actions"))
                 episode.actions.append(action)
@@ -250,8 +278,7 @@ class Player:
                     self._absorb(episode, outcome.value)
                     if episode.over:
                         ended.append(episode)
-                        if not (outcome.value.terminated or outcome.value.truncated):
-                            given_up.append(episode)
+                        given_up.append(episode)
                 elif _may_succeed(outcome, attempt, episode.start.stateful):
                     again[name] = episode
                 else:
@@ -279,7 +306,7 @@ class Player:
         plan, turn = episode.plan, len(episode.rewards)
         actions = [action.text for action in episode.actions[:-1]]
         for attempt in range(2, MAX_ATTEMPTS + 1):
-            key = f"{plan.episode_id}/restore/{turn}/{attempt}"
+            key = f"{self._prefix}/{plan.episode_id}/restore/{turn}/{attempt}"
             arguments = (plan.seed, actions, episode.hashes)
             (outcome,) = self.executor.run([Task(key, "restore", arguments, {"options": plan.options})])
             if outcome.failure is None:
@@ -294,7 +321,7 @@ class Player:
 
     def _step_task(self, episode: Episode) -> Task:
         episode.calls += 1
-        key = f"{episode.plan.episode_id}/step/{episode.calls}"
+        key = f"{self._prefix}/{episode.plan.episode_id}/step/{episode.calls}"
         if not episode.start.stateful:
             return Task(key, "step", (episode.messages, episode.metadata))
         # The worker has the rest.
@@ -329,7 +356,7 @@ class Player:
         for episode in episodes:
             if episode.start.stateful:
                 self._releases += 1
-                key = f"{episode.plan.episode_id}/release/{self._releases}"
+                key = f"{self._prefix}/{episode.plan.episode_id}/release/{self._releases}"
                 tasks.append(Task(key, "release", (episode.metadata,), slot=episode.slot))
         for _ in self.executor.run(tasks) if tasks else ():
             pass

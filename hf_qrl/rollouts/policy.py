@@ -1,19 +1,28 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Policies: what they are asked, what they answer, and the two that need no model."""
 
+import logging
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..data.chat import Message
+from ..environments.text_env import short
+from .naming import describe, describe_object
 from .stop_strings import find_stop
 
 
+logger = logging.getLogger(__name__)
+
 # The prompt leaves no room for a reply: nothing was said.
 OVERFLOW = "overflow"
+_FINISHES = ("eos", "length", OVERFLOW)
 
 
 @dataclass(frozen=True)
@@ -28,9 +37,9 @@ class Action:
             Why it ended: `"eos"`, the policy was done; `"stop:<string>"`; `"length"`, it was cut; or `"overflow"`, the
             conversation is too long to say anything.
         token_ids (`list[int]`, *optional*):
-            The sampled tokens, the eos included.
+            The sampled tokens, the eos included. They may be an array or a tensor.
         logprobs (`list[float]`, *optional*):
-            Log-probability of each under the policy, as it was sampled from.
+            Log-probability of each under the policy, as it was sampled from; given if `token_ids` are.
         num_tokens (`int`, *optional*, defaults to 0):
             Number of tokens of the reply; 0 if the policy knows none.
         num_prompt_tokens (`int`, *optional*, defaults to 0):
@@ -83,23 +92,71 @@ class Policy(ABC):
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns what the policy is, for the record; plain JSON."""
-        return {"id": type(self).__name__, "revision": None, "sampling": None}
+        """
+        Returns what the policy is, for the record and to tell whether a run that goes on has the same one; plain JSON.
+
+        **A subclass with parameters must override it**, and return whatever its replies depend on beyond the
+        conversation and the seed: `{"id": "my-policy", "revision": None, "sampling": {"epsilon": self.epsilon}}`. This
+        one knows the class only, and adds `"unnamed": True` if the object has attributes.
+        """
+        described = describe_object(type(self))
+        named = len(described) == 1 and not vars(self)
+        return {
+            "id": described["name"],
+            "revision": None,
+            "sampling": None,
+            **({} if named else {"unnamed": True}),
+        }
 
 
-class RandomPolicy(Policy):
+class _WholeReplies(Policy):
+    """A policy whose replies come as a whole, and are cut after a stop string as ones that are generated would be."""
+
+    _told = False
+
+    def _reply(self, text: Any, stop_strings: list[str] | None) -> Action:
+        if not isinstance(text, str):
+            raise TypeError(f"A `{type(self).__name__}` says strings, got {short(text)} ({self.identity()['id']}).")
+        stop = find_stop(text, stop_strings)
+        if stop is not None:
+            return Action(text[: stop[0]], f"stop:{stop[1]}")
+        if any(stop_strings or ()) and not self._told:
+            self._told = True
+            logger.warning(
+                "`%s` said %.60r, with none of the stop strings %r that end a reply in this environment. A model that "
+                "is trained on such replies does not learn to end its own: let each end with one.",
+                type(self).__name__,
+                text,
+                stop_strings,
+            )
+        return Action(text)
+
+
+class RandomPolicy(_WholeReplies):
     """
     Chooses uniformly.
 
     Args:
         actions (`Sequence[str]`, *optional*):
             What to choose from. By default the environment's legal actions.
+
+    Raises:
+        TypeError: If `actions` is one string, or has something else than strings.
+        ValueError: If there are none.
     """
 
     def __init__(self, actions: Sequence[str] | None = None) -> None:
-        if actions is not None and len(actions) == 0:
-            raise ValueError("`actions` is empty: a random policy needs something to choose from.")
-        self.actions = None if actions is None else list(actions)
+        self.actions: list[str] | None = None
+        if actions is not None:
+            if isinstance(actions, str | bytes):
+                raise TypeError(
+                    f"`actions` is a list of strings, got {actions!r}: for this one only give it in a list."
+                )
+            self.actions = list(actions)
+            if not self.actions:
+                raise ValueError("`actions` is empty: a random policy needs something to choose from.")
+            for action in self.actions:
+                _check_text("Each of `actions`", action)
 
     def act(
         self,
@@ -119,7 +176,7 @@ class RandomPolicy(Policy):
                     "`RandomPolicy(actions)`, or give the environment a `legal_actions` method."
                 )
             text = choices[np.random.default_rng(seed).integers(len(choices))]
-            replies.append(written(text, strings))
+            replies.append(self._reply(text, strings))
         return replies
 
     def identity(self) -> dict[str, Any]:
@@ -127,7 +184,7 @@ class RandomPolicy(Policy):
         return {"id": "random", "revision": None, "sampling": {"actions": self.actions}}
 
 
-class ScriptedPolicy(Policy):
+class ScriptedPolicy(_WholeReplies):
     """
     Answers with a function.
 
@@ -135,7 +192,11 @@ class ScriptedPolicy(Policy):
         function (`Callable[[list[dict]], str]`):
             Returns the reply to a conversation.
         name (`str`, *optional*):
-            Name of the policy; the function's if not given.
+            Name of the policy, which stands for the function in records. Without it they have the function's module
+            and name, which do not tell one lambda or local function from another.
+
+    Raises:
+        TypeError: If `function` cannot be called, or `name` is no string.
 
     Examples:
 
@@ -145,8 +206,12 @@ class ScriptedPolicy(Policy):
     """
 
     def __init__(self, function: Callable[[list[Message]], str], name: str | None = None) -> None:
-        self.function = function
-        self.name = name or getattr(function, "__qualname__", type(function).__name__)
+        if not callable(function):
+            raise TypeError(f"`function` must make a reply of the messages so far, got {short(function)}.")
+        if not isinstance(name, str | None):
+            raise TypeError(f"`name` must be a string, got {short(name)}.")
+        self.function, self._own_name = function, name
+        self.name = name or describe_object(function)["name"]
 
     def act(
         self,
@@ -157,16 +222,81 @@ class ScriptedPolicy(Policy):
     ) -> list[Action]:
         """See [`Policy.act`]."""
         return [
-            written(self.function(messages), strings)
+            self._reply(self.function(messages), strings)
             for messages, strings in zip(conversations, stop_strings, strict=True)
         ]
 
     def identity(self) -> dict[str, Any]:
         """See [`Policy.identity`]."""
-        return {"id": f"scripted:{self.name}", "revision": None, "sampling": None}
+        identity: dict[str, Any] = {"id": f"scripted:{self.name}", "revision": None, "sampling": None}
+        if not self._own_name:
+            identity["function"] = describe(self.function)
+        return identity
 
 
-def written(text: str, stop_strings: list[str] | None) -> Action:
-    """Returns a reply that came as a whole: cut after a stop string, as one that is generated would be."""
-    stop = find_stop(text, stop_strings)
-    return Action(text) if stop is None else Action(text[: stop[0]], f"stop:{stop[1]}")
+def checked_actions(policy: Policy, replies: Any, count: int) -> list[Action]:
+    """
+    Returns what a policy answered, with plain lists of tokens and log-probabilities.
+
+    Args:
+        policy ([`Policy`]):
+            Who answered.
+        replies (`Any`):
+            What [`Policy.act`] returned.
+        count (`int`):
+            Number of conversations that it was asked to answer.
+
+    Raises:
+        TypeError, ValueError: If that is not one [`Action`] each, or one of them is not what it should be.
+    """
+    name = f"`{type(policy).__name__}.act`"
+    if isinstance(replies, str | bytes) or not isinstance(replies, Iterable):
+        raise TypeError(f"{name} must return a list of `Action`s, got {short(replies)}.")
+    actions = list(replies)
+    if len(actions) != count:
+        raise ValueError(f"{name} returned {len(actions)} actions for {count} conversations, needed is one each.")
+    return [_checked_action(name, action) for action in actions]
+
+
+def _checked_action(name: str, action: Any) -> Action:
+    if not isinstance(action, Action):
+        raise TypeError(f"{name} must return `Action`s, such as `Action(text)`, got {short(action)}.")
+    origin = f"of {name}"
+    _check_text(f"The text of an action {origin}", action.text)
+    finish = action.finish
+    if not isinstance(finish, str) or not (finish in _FINISHES or (finish.startswith("stop:") and finish != "stop:")):
+        raise ValueError(f'The finish of an action {origin} is {finish!r}, known are {_FINISHES} and "stop:<string>".')
+    what = f"`num_tokens` and `num_prompt_tokens` of an action {origin}"
+    counts = _numbers(what, [action.num_tokens, action.num_prompt_tokens], Integral)
+    numbers: dict[str, Any] = {"num_tokens": counts[0], "num_prompt_tokens": counts[1]}
+    if (action.token_ids is None) != (action.logprobs is None):
+        raise ValueError(f"An action {origin} has only one of `token_ids` and `logprobs`: give both, or none.")
+    if action.token_ids is not None:
+        ids = _numbers(f"`token_ids` of an action {origin}", action.token_ids, Integral)
+        logprobs = _numbers(f"`logprobs` of an action {origin}", action.logprobs, Real)
+        if len(ids) != len(logprobs):
+            raise ValueError(f"An action {origin} has {len(ids)} `token_ids` and {len(logprobs)} `logprobs`.")
+        numbers.update(token_ids=ids, logprobs=logprobs)
+    return replace(action, **numbers)
+
+
+def _check_text(what: str, text: Any) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} must be a string, got {short(text)}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} has half of a surrogate pair, which is no text: {error}.") from None
+
+
+def _numbers(what: str, values: Any, kind: type[Any]) -> list[int] | list[float]:
+    """Returns numbers as Python's own, which can be stored."""
+    if isinstance(values, np.ndarray | torch.Tensor):
+        values = values.tolist()
+    if not isinstance(values, list | tuple) or not all(
+        isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    ):
+        needed = "whole" if kind is Integral else "finite"
+        raise TypeError(f"{what} must be {needed} numbers, got {short(values)}.")
+    convert = int if kind is Integral else float
+    return [convert(value) for value in values]

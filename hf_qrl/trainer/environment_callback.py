@@ -2,7 +2,7 @@
 """The policy that is being trained, played in an environment: its return is a metric like any other."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
-from ..environments.seeding import episode_seed
 from ..rollouts import EvaluationResult, ModelPolicy, evaluate_policy
+from ..rollouts.collect import list_of_seeds
 
 
 class EnvironmentEvaluationCallback(TrainerCallback):
@@ -31,7 +31,7 @@ class EnvironmentEvaluationCallback(TrainerCallback):
             The trainer, with a tokenizer.
         env:
             What is played, as in [`collect_episodes`].
-        seeds (`int` or `Sequence[int]`):
+        seeds (`int` or `Iterable[int]`):
             Seeds of the episodes, or how many of those for validation.
         every (`int`, *optional*):
             Number of optimizer steps after which it is evaluated too, whether the trainer evaluates then or not.
@@ -42,19 +42,21 @@ class EnvironmentEvaluationCallback(TrainerCallback):
         evaluate_kwargs:
             Further arguments of [`evaluate_policy`]: `max_turns`, `scale`, `batch_size`, ... Failures of the
             environment are counted (`eval_env/n_error`) and do not end the training, unless `max_error_rate` is given.
+            There is no `output_dir`: the weights differ at each evaluation, which a folder cannot tell.
 
     Attributes:
         result ([`EvaluationResult`] or `None`):
             The latest evaluation, with its transcripts.
 
     Raises:
-        ValueError: If the trainer has no tokenizer, or `every` is less than 1.
+        ValueError: If the trainer has no tokenizer, `every` is less than 1, there is no seed, or an `output_dir` is
+            given.
 
     Examples:
 
     ```python
     >>> best = {"metric_for_best_model": "eval_env/return", "greater_is_better": True, "load_best_model_at_end": True}
-    >>> args = ILQLConfig("out", eval_strategy="steps", **best)
+    >>> args = ILQLConfig("out", eval_strategy="steps", eval_steps=100, save_steps=100, **best)
     >>> trainer = ILQLTrainer(model, args, train_dataset=episodes, eval_dataset=held_out)
     >>> trainer.add_callback(EnvironmentEvaluationCallback(trainer, MyGame, 50, max_turns=20))
     ```
@@ -64,7 +66,7 @@ class EnvironmentEvaluationCallback(TrainerCallback):
         self,
         trainer: Any,
         env: Any,
-        seeds: int | Sequence[int],
+        seeds: int | Iterable[int],
         every: int | None = None,
         *,
         policy_kwargs: dict[str, Any] | None = None,
@@ -75,8 +77,13 @@ class EnvironmentEvaluationCallback(TrainerCallback):
             raise ValueError("Playing needs a tokenizer: give the trainer a `processing_class`.")
         if every is not None and every < 1:
             raise ValueError(f"`every` counts optimizer steps and must be at least 1, got {every}.")
+        if evaluate_kwargs.get("output_dir") is not None:
+            raise ValueError(
+                "`output_dir` would give each evaluation the episodes of the first one, as a run that goes on. The "
+                "episodes of the latest are in `callback.result.transcripts`: `to_jsonl` writes them."
+            )
         self.trainer, self.env, self.every, self.prefix = trainer, env, every, prefix
-        self.seeds = [episode_seed(i, "validation") for i in range(seeds)] if isinstance(seeds, int) else list(seeds)
+        self.seeds = list_of_seeds(seeds, evaluate_kwargs.get("split", "validation"))
         self.policy_kwargs = policy_kwargs or {}
         self.evaluate_kwargs = {"max_error_rate": 1.0, **evaluate_kwargs}
         self.result: EvaluationResult | None = None

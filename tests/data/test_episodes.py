@@ -1,4 +1,5 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+import json
 import math
 
 import numpy as np
@@ -157,6 +158,55 @@ def test_the_best_are_kept():
 def test_what_json_can_say():
     value = {1: (np.float32(0.5), np.arange(2)), "nan": math.nan, "set": {1}}
     assert plain_json(value) == {"1": [0.5, [0, 1]], "nan": "nan", "set": "{1}"}
+
+
+class Named:
+    def method(self):
+        pass
+
+
+def test_names_are_the_same_in_each_process():
+    written = plain_json([Named, test_what_json_can_say, Named().method, len, str.upper, Named(), lambda: None])
+    assert written[:3] == [f"{__name__}.Named", f"{__name__}.test_what_json_can_say", f"{__name__}.Named.method"]
+    assert written[3] == "builtins.len" and not any("0x" in text for text in written)
+
+
+@pytest.mark.parametrize("number", [2**62, -(2**63), 2**64 - 1, 2**64, -(2**63) - 1, 10**1000, True])
+def test_integers_of_any_length_are_stored(number, tmp_path):
+    row = make_episode(conversation("a"), [1.0], terminated=True, info={"turns": [{"number": number}]})
+    dataset = episodes_dataset([row])
+    to_jsonl(dataset, tmp_path / "episodes.jsonl")
+    for again in (dataset, from_jsonl(tmp_path / "episodes.jsonl")):
+        stored = again[0]["info"]["turns"][0]["number"]
+        assert int(stored) == number and isinstance(stored, str) == (not -(2**63) <= number < 2**64)
+        assert stored == row["info"]["turns"][0]["number"]
+
+
+def test_messages_are_made_plain():
+    messages = [{"role": "tool", "content": "x", "where": (np.int64(1), 2.0)}, {"role": "assistant", "content": "a"}]
+    row = make_episode(messages, [1.0], terminated=True)
+    assert row["messages"][0]["where"] == [1, 2.0] and row["messages"] is not messages
+    assert episodes_dataset([row])[0]["messages"][0] == row["messages"][0]
+
+
+@pytest.mark.parametrize("column", ["messages", "info", "tools", "metadata", "task", "turn_finish", "env_kwargs"])
+def test_half_of_a_surrogate_pair_is_refused_before_it_is_written(column):
+    value = {"turn_finish": ["\ud800"], "task": "\ud800", "messages": conversation("\ud800")}.get(column, ["\ud800"])
+    row = {**make_episode(conversation("a"), [1.0], terminated=True), column: value}
+    with pytest.raises(ValueError, match=f"`{column}` cannot be stored"):
+        validate_episode(row)
+
+
+@pytest.mark.parametrize("column", ["messages", "turn_rewards", "terminated", "truncated", "return"])
+def test_a_line_without_a_column_is_named(column, tmp_path):
+    dataset = episodes_dataset(episodes())
+    to_jsonl(dataset, tmp_path / "episodes.jsonl")
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    row = json.loads(lines[1])
+    del row[column]
+    (tmp_path / "episodes.jsonl").write_text(f"{lines[0]}\n{json.dumps(row)}\n")
+    with pytest.raises(ValueError, match=rf"Line 2 of .*episodes.jsonl has no `{column}`"):
+        from_jsonl(tmp_path / "episodes.jsonl")
 
 
 def test_they_are_training_data(tokenizer, make_tokenizer):

@@ -62,6 +62,31 @@ class TestReturnStatistics:
         assert not statistics.pays_only_at_end
         assert not statistics.continues_elsewhere
 
+    @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+    @pytest.mark.parametrize("discount_on", ["token", "utterance"])
+    def test_smallest_discounted_return(self, discount_on, gamma):
+        rows = make_rows(1100, seed=2)
+        smallest = math.inf
+        for row in rows:
+            for start in range(len(row["rewards"])):
+                g, discount = 0.0, 1.0
+                for j in range(start, len(row["rewards"])):
+                    g += discount * row["rewards"][j]
+                    ends = row["turn_ixs"][j + 1 : j + 2] != [row["turn_ixs"][j]]
+                    discount *= gamma if discount_on == "token" or ends else 1.0
+                smallest = min(smallest, g)
+        statistics = return_statistics(make_dataset(rows), gamma, discount_on)
+        assert statistics.discounted_return_min == pytest.approx(smallest)
+
+    def test_smallest_discounted_return_of_late_losses(self):
+        """A loss counts less the earlier the state: the smallest return-to-go is that of the last step."""
+        row = build_row(list(range(5)), [(1, 2), (3, 5)], [0.0, -2.0], terminated=True)
+        statistics = return_statistics(make_dataset([row]), 0.5, "utterance")
+        assert (statistics.discounted_return_min, statistics.return_min) == (-2.0, -2.0)
+        row = build_row(list(range(5)), [(1, 2), (3, 5)], [-1.0, -2.0], terminated=True)
+        statistics = return_statistics(make_dataset([row]), 0.25, "utterance")
+        assert (statistics.discounted_return_min, statistics.return_min) == (-2.0, -3.0)
+
     def test_utterances_without_turn_ixs(self):
         rows = make_rows(50, seed=1)
         dataset = make_dataset(rows)

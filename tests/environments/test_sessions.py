@@ -20,6 +20,7 @@ from hf_qrl.environments import (
     call_step,
     observation_hash,
 )
+from hf_qrl.environments.sessions import TextEnvironment
 from tests.environments.games_for_tests import TreasureHunt, hunt
 from tests.environments.nemo_style import Maths
 
@@ -159,6 +160,75 @@ class TestFailures:
             call_step(env, [say(log, "dig\n")], result.metadata)
         assert caught.value.failure_class == "DATA"
 
+    @pytest.mark.parametrize("name", ["stop_strings", "legal_actions", "tools"])
+    @pytest.mark.parametrize("wrong", ["</a>", 5, [5], [None], [b"x"], {"b", "a"}])
+    def test_lists_that_are_none(self, name, wrong):
+        def value(self):
+            return wrong
+
+        attribute = value if name == "legal_actions" else wrong
+        early = type("Early", (TreasureHunt,), {name: attribute})
+        env = as_environment(early)
+        with pytest.raises(EnvironmentFailure, match=rf"`Early.{name}`.* must be a list of "):
+            call_reset(env, [0])
+        assert len(env) == 0
+        if name == "tools":
+            return
+
+        def step(self, action):
+            returned = TreasureHunt.step(self, action)
+            setattr(self, name, (lambda: wrong) if name == "legal_actions" else wrong)
+            return returned
+
+        env = as_environment(type("Late", (TreasureHunt,), {"step": step}))
+        logs, metadata, _ = call_reset(env, [0, 1])
+        result = env.step([say(log, "jump\n") for log in logs], metadata)
+        assert all("must be a list of strings" in str(row["_failure"]) for row in result.metadata) and len(env) == 0
+
+    def test_what_can_be_listed_is_a_list(self):
+        class Listed(TreasureHunt):
+            stop_strings = ("\n",)
+
+            def legal_actions(self):
+                return dict.fromkeys(super().legal_actions()).keys()
+
+        _, metadata, stop_strings = call_reset(as_environment(Listed), [0])
+        assert stop_strings == [["\n"]] and metadata[0]["_legal_actions"][-1] == "dig"
+
+    def test_information_that_cannot_be_read(self):
+        class Circular(Fragile):
+            def step(self, action):
+                info = {}
+                info["again"] = info
+                return "x", 0.0, False, False, info
+
+        env = as_environment(Circular)
+        (log,), metadata, _ = call_reset(env, [0])
+        with pytest.raises(EnvironmentFailure, match="Reading the information of `Circular` raised RecursionError"):
+            call_step(env, [say(log, "go")], metadata)
+        assert len(env) == 0
+
+    def test_an_object_plays_one_conversation_at_a_time(self):
+        shared = TreasureHunt()
+        env = as_environment(lambda: shared)
+        for _ in range(2):
+            _, metadata, _ = call_reset(env, [0])
+            with pytest.raises(EnvironmentFailure, match="in which another conversation is being played"):
+                call_reset(env, [1])
+            assert len(env) == 1
+            env.release(metadata)
+
+    def test_ended_sessions_can_be_kept_for_a_close_of_their_own(self):
+        Fragile.closed = 10
+        env = TextEnvironment(Fragile, keep_ended=True)
+        logs, metadata, _ = call_reset(env, range(3))
+        actions = ["end", "cut", "fail"]
+        result = call_step(env, [say(log, text) for log, text in zip(logs, actions, strict=True)], metadata)
+        assert result.terminateds.tolist()[0] and result.truncateds.tolist()[1] and len(env) == 2
+        assert Fragile.closed == 11
+        env.release(result.metadata)
+        assert len(env) == 0 and Fragile.closed == 13
+
     def test_a_factory_of_something_else(self):
         with pytest.raises(EnvironmentFailure, match="it made a `dict`.*such as `from_gymnasium`"):
             call_reset(as_environment(dict), [0])
@@ -180,6 +250,17 @@ class TestRestore:
         here = call_step(env, [say(log, hunt(log[-1]["content"]))], metadata)
         there = call_step(other, [say(log, hunt(log[-1]["content"]))], [row])
         assert here.observations == there.observations and here.rewards == there.rewards
+
+    def test_options_stay_as_they_are(self):
+        class Taking(TreasureHunt):
+            def reset(self, *, seed, options=None):
+                return super().reset(seed=options.pop("seed"))
+
+        options = {"seed": 7}
+        env = as_environment(Taking)
+        (log,), metadata, _ = call_reset(env, [0], options=[options])
+        row, played = env.restore(0, [], options=options)
+        assert played.messages == log and options == metadata[0]["_options"] == row["_options"] == {"seed": 7}
 
     def test_mismatch(self):
         env = as_environment(TreasureHunt)
@@ -236,6 +317,38 @@ class TestStarts:
         env.reset = lambda seeds, options: returned
         with pytest.raises(EnvironmentFailure, match="one entry for each of 1 seeds"):
             call_reset(env, [0])
+
+    @pytest.mark.parametrize(
+        "messages, match",
+        [
+            ([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], "the role 'assistant'"),
+            ([{"role": "user", "content": None}], "the strings"),
+            ([{"role": "user"}], "the strings"),
+            ([{"role": "user", "content": "\ud800"}], "holds what JSON cannot say"),
+        ],
+    )
+    def test_first_observations_are_checked_like_others(self, messages, match):
+        functional = as_environment(TreasureHunt)
+        functional.reset = lambda seeds, options: EnvironmentReset([messages], [None], [None])
+        for env, source in ((functional, None), (Maths(), EpisodeSource([{"messages": messages}]))):
+            with pytest.raises(EnvironmentFailure, match=match):
+                call_reset(env, [0], source=source)
+
+    @pytest.mark.parametrize("strings", ["</a>", [5], 5])
+    def test_stop_strings_are_checked(self, strings):
+        rows = [{"messages": [{"role": "user", "content": "x"}], "stop_strings": strings}]
+        with pytest.raises(EnvironmentFailure, match="stop strings of episode 0 must be a list of strings"):
+            call_reset(Maths(), [0], source=EpisodeSource(rows))
+
+    def test_functional_environments_get_copies_of_the_options(self):
+        def reset(seeds, options):
+            text = options[0].pop("text")
+            return EnvironmentReset([[{"role": "user", "content": text}]], [None], [None])
+
+        env, options = as_environment(TreasureHunt), {"text": "tea"}
+        env.reset = reset
+        for _ in range(2):
+            assert call_reset(env, [0], options=[options]).message_logs[0][0]["content"] == "tea"
 
     def test_who_supports_reset(self):
         assert isinstance(as_environment(TreasureHunt), SupportsReset) and not isinstance(Maths(), SupportsReset)

@@ -229,3 +229,11 @@ def test_failures_of_single_rows():
 def test_bad_calls(logs, metadata, match):
     with pytest.raises(ValueError, match=match):
         call_step(Returns(), logs, metadata)
+
+
+@pytest.mark.parametrize("reward", [1e39, -1e39, math.nan, math.inf])
+def test_rewards_beyond_what_training_can_hold(reward):
+    with pytest.raises(EnvironmentFailure, match="within the range of float32"):
+        step(rewards=torch.tensor([1.0, reward], dtype=torch.float64))
+    with pytest.raises(EnvironmentFailure, match="within the range of float32"):
+        step(rewards={"a": torch.tensor([3e38, 1.0]).double(), "b": torch.tensor([3e38, reward]).double()})

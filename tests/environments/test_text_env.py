@@ -2,8 +2,11 @@
 """A `TextEnv` on its own: seeds, hashes and replay."""
 
 import math
+from decimal import Decimal
 
+import numpy as np
 import pytest
+import torch
 
 from hf_qrl.environments import (
     EnvironmentFailure,
@@ -86,7 +89,27 @@ def test_observation_hash():
     "env, match",
     [
         (Scripted(step=("x", math.nan, False, False, {})), "returned the reward nan"),
-        (Scripted(step=("x", "many", False, False, {})), "The reward of `Scripted.step` raised ValueError"),
+        (Scripted(step=("x", 1e39, False, False, {})), "within the range of float32"),
+        (Scripted(step=("x", 10**400, False, False, {})), "The reward of `Scripted.step` raised OverflowError"),
+        (Scripted(step=("x", "1.5", False, False, {})), "the reward '1.5'. Rewards must be numbers"),
+        (Scripted(step=("x", b"1", False, False, {})), "Rewards must be numbers"),
+        (Scripted(step=("x", None, False, False, {})), "The reward of `Scripted.step` raised TypeError"),
+        (Scripted(step=("x", 0.0, "False", False, {})), "`terminated` of `Scripted.step` must be True or False"),
+        (Scripted(step=("x", 0.0, np.array([True, False]), False, {})), "`terminated` of `Scripted.step` must be"),
+        (Scripted(step=("x", 0.0, False, None, {})), "`truncated` of `Scripted.step` must be True or False"),
+        (Scripted(step=("x", 0.0, True, False, {"success": "yes"})), "`success` in .* must be True or False"),
+        (Scripted(step=("x", 0.0, True, False, {"success": 0.5})), "`success` in .* must be True or False"),
+        (Scripted(step=("x", 0.0, True, False, {"success": object()})), "`success` in .* must be True or False"),
+        (Scripted(step=("\ud800", 0.0, False, False, {})), "The observation of `Scripted.step` holds what JSON"),
+        (Scripted(step=([{"role": "tool", "content": "x", "n": {1}}], 0.0, False, False, {})), "holds what JSON"),
+        (Scripted(step=([{"role": "assistant", "content": "x"}], 0.0, False, False, {})), "the role 'assistant'"),
+        (Scripted(reset=("\ud800", {})), "The observation of `Scripted.reset` holds what JSON"),
+        (Scripted(reset=([{"role": "user", "content": None}], {})), "the strings .role. and .content."),
+        (Scripted(reset=([{"role": "user"}], {})), "the strings .role. and .content."),
+        (
+            Scripted(reset=([{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], {})),
+            "`Scripted.reset` has the role 'assistant'",
+        ),
         (Scripted(step=("x", 0.0, False, {})), "must return .observation, reward, terminated, truncated, info dict."),
         (Scripted(step=(3, 0.0, False, False, {})), "An observation is a string or a list of messages, got a `int`"),
         (Scripted(step=SyntaxError("x")), "`Scripted.step` raised SyntaxError"),
@@ -97,6 +120,39 @@ def test_observation_hash():
 def test_malformed_returns(env, match):
     with pytest.raises(EnvironmentFailure, match=match):
         replay(env, 0, ["a"])
+
+
+@pytest.mark.parametrize(
+    "reward", [1, True, np.float32(1), np.int64(1), np.array(1.0), torch.tensor(1.0), Decimal(1), 1.0]
+)
+def test_numbers_of_any_kind_are_rewards(reward):
+    step = checked_step(Scripted(step=("x", reward, False, False, {})), "a")
+    assert step.reward == 1.0 and type(step.reward) is float
+
+
+@pytest.mark.parametrize("true", [True, np.True_, np.array(True), torch.tensor(True)])
+def test_bools_of_any_kind_are_flags(true):
+    step = checked_step(Scripted(step=("x", 0.0, true, np.False_, {"success": true})), "a")
+    assert step.terminated is True and step.truncated is False and step.info == {"success": True}
+
+
+@pytest.mark.parametrize("told, success", [(1, True), (0, False), (1.0, True), (None, None)])
+def test_success_as_a_number(told, success):
+    info = {"success": told, "other": [1]}
+    step = checked_step(Scripted(step=("x", 0.0, True, False, info)), "a")
+    assert step.info["success"] is success and info["success"] is told and step.info["other"] == [1]
+
+
+def test_options_are_the_environments_own():
+    class Taking(Scripted):
+        def reset(self, *, seed, options=None):
+            return f"level {options['levels'].pop()}", {}
+
+    options = {"levels": [1, 2]}
+    for _ in range(2):
+        assert checked_reset(Taking(), 0, options)[0][0]["content"] == "level 2"
+        assert replay(Taking(), 0, ["a"], options=options).messages[0]["content"] == "level 2"
+    assert options == {"levels": [1, 2]}
 
 
 def test_seeds_are_injective_and_disjoint():

@@ -37,7 +37,14 @@ def example():
 def arguments(example, tmp_path_factory):
     folder = tmp_path_factory.mktemp("maze")
     return example.ScriptArguments(
-        output_dir=folder, seeds=[0], steps=2, baseline_steps=2, episodes=12, samples=1, baseline_samples=0, processes=1
+        output_dir=folder,
+        seeds=[0],
+        steps=2,
+        baseline_steps=2,
+        episodes=12,
+        samples=1,
+        baseline_samples=0,
+        processes=1,
     )
 
 
@@ -51,6 +58,7 @@ def test_tokenizer_loses_nothing_and_actions_are_single_tokens(example):
     ]
     for text in texts:
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer(" move" + describe_walls(STARTS[0]))["input_ids"]  # not an action, and all the same an answer
     assert {len(tokenizer(action_text(way, True))["input_ids"]) for way in DIRECTIONS} == {1}
     assert {len(tokenizer(action_text(way))["input_ids"]) for way in DIRECTIONS} == {3}
 

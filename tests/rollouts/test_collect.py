@@ -1,10 +1,15 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+import json
 import math
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 
 from hf_qrl import ILQLConfig, ILQLTrainer
-from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE, validate_episode
+from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE, from_jsonl, validate_episode
+from hf_qrl.distributed.executors import ProcessExecutor
 from hf_qrl.environments import EpisodeSource, as_environment, episode_seed
 from hf_qrl.rollouts import (
     Action,
@@ -308,15 +313,273 @@ def test_trainers_take_the_episodes_as_they_are(template, make_model, make_token
         ({"num_episodes": 3, "seeds": [1]}, "num_episodes"),
         ({"num_episodes": 3, "on_length": "stop"}, "on_length"),
         ({"num_episodes": 3, "batch_size": 0}, "batch_size"),
-        ({"num_episodes": 0}, "at least one seed"),
+        ({"num_episodes": 3, "batch_size": 1.5}, "`batch_size` must be a whole number of at least 1, got 1.5"),
+        ({"num_episodes": 3, "batch_size": None}, "batch_size"),
+        ({"num_episodes": 3, "max_turns": "3"}, "max_turns"),
+        ({"num_episodes": 3, "max_turns": math.nan}, "max_turns"),
+        ({"num_episodes": 3, "max_seq_len": -1}, "max_seq_len"),
+        ({"num_episodes": 0}, "`num_episodes` must be a whole number of at least 1, got 0"),
+        ({"num_episodes": -1}, "num_episodes"),
+        ({"num_episodes": 2.5}, "num_episodes"),
+        ({"num_episodes": True}, "num_episodes"),
+        ({"seeds": []}, "at least one seed"),
+        ({"seeds": 4}, "num_episodes=4"),
+        ({"seeds": np.int64(4)}, "num_episodes=4"),
+        ({"seeds": 2.5}, "num_episodes"),
+        ({"seeds": "12"}, "whole numbers in a list"),
+        ({"seeds": {1: 2}}, "whole numbers in a list"),
         ({"seeds": [-1]}, "0 <= seed"),
+        ({"seeds": [1.0]}, "0 <= seed"),
         ({"num_episodes": 3, "options": [{}]}, "options"),
+        ({"num_episodes": 3, "options": "abc"}, "`options` is one dict"),
+        ({"num_episodes": 3, "options": 5}, "`options` is one dict"),
+        ({"num_episodes": 3, "options": [{}, {}, 5]}, "`options` is one dict"),
         ({"num_episodes": 3, "split": "holdout"}, "split"),
+        ({"num_episodes": 3, "max_error_rate": -0.1}, "max_error_rate"),
+        ({"num_episodes": 3, "max_error_rate": 10}, "max_error_rate"),
+        ({"num_episodes": 3, "max_error_rate": math.nan}, "max_error_rate"),
+        ({"num_episodes": 3, "task": None}, "`task` is the name of the task"),
+        ({"num_episodes": 3, "run_seed": 1.5}, "0 <= seed"),
+        ({"num_episodes": 3, "executor": 5}, "`executor` must be an `Executor` or make one"),
+        ({"num_episodes": 3, "executor": ProcessExecutor}, "partial.ProcessExecutor, num_workers=4"),
+        ({"num_episodes": 3, "executor": lambda factory: 5}, "it made a `int`"),
+        ({"num_episodes": 3, "policy": None}, "`policy` must be a `Policy`"),
+        ({"num_episodes": 3, "policy": RandomPolicy}, "the class `RandomPolicy`: make an object"),
+        ({"num_episodes": 3, "policy": len}, "`ScriptedPolicy.function.` makes a policy"),
     ],
 )
-def test_contradictions(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        collect_episodes(RandomPolicy(), TreasureHunt, **arguments, **QUIET)
+def test_contradictions(arguments, message, tmp_path):
+    arguments = {"policy": RandomPolicy(), "env": TreasureHunt, **arguments}
+    with pytest.raises((TypeError, ValueError), match=message):
+        collect_episodes(output_dir=tmp_path / "out", **arguments, **QUIET)
+    # Nothing was played, nor begun.
+    files = [*tmp_path.rglob("episodes.jsonl")]
+    assert "made a" in message or not files
+
+
+def test_whole_numbers_of_any_kind():
+    expected = collect_episodes(RandomPolicy(), TreasureHunt, 3, max_turns=2, **QUIET).to_list()
+    count, turns = np.int64(3), np.uint8(2)
+    assert collect_episodes(RandomPolicy(), TreasureHunt, count, max_turns=turns, **QUIET).to_list() == expected
+    expected = collect_episodes(RandomPolicy(), TreasureHunt, seeds=[3, 1, 3], **QUIET).to_list()
+    for seeds in (np.array([3, 1, 3]), iter([3, 1, 3])):
+        assert collect_episodes(RandomPolicy(), TreasureHunt, seeds=seeds, **QUIET).to_list() == expected
+
+
+def circular():
+    info = {}
+    info["again"] = info
+    return info
+
+
+BAD = {
+    "reward": ("x", 1e39, False, False, {}),
+    "surrogate": ("\ud800", 0.0, False, False, {}),
+    "surrogate in the information": ("x", 0.0, True, False, {"x": "\ud800"}),
+    "digits": ("x", 0.0, True, False, {"x": 10**5000}),
+    "circular": ("x", 0.0, True, False, circular()),
+    "success": ("x", 0.0, True, False, {"success": "yes"}),
+    "flag": ("x", 0.0, "False", False, {}),
+    "message": ([{"role": "user", "content": "x", "set": {1}}], 0.0, True, False, {}),
+    "few-shot": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}],
+    "no content": [{"role": "user"}],
+    "surrogate at the start": "\ud800",
+    "nothing": [],
+}
+
+
+class OneBad(TreasureHunt):
+    """In the episode with the seed 5 it says what it should not."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.bad = BAD[what]
+
+    def reset(self, *, seed, options=None):
+        self.seed = seed
+        first = super().reset(seed=seed)
+        return (self.bad, {}) if seed == 5 and not isinstance(self.bad, tuple) else first
+
+    def step(self, action):
+        return self.bad if self.seed == 5 else super().step(action)
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_one_bad_value_is_one_failure(what, tmp_path):
+    arguments = {"seeds": range(10), "max_turns": 3, "output_dir": tmp_path, "return_report": True, **QUIET}
+    episodes, report = collect_episodes(RandomPolicy(), partial(OneBad, what), **arguments)
+    assert episodes["seed"] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    assert [(failure.seed, failure.failure_class) for failure in report.failures] == [(5, "DATA")]
+    assert json.loads((tmp_path / "failures.jsonl").read_text())["seed"] == 5
+    assert sorted(from_jsonl(tmp_path / "episodes.jsonl")["seed"]) == episodes["seed"]
+
+
+@pytest.mark.parametrize("told, success", [(1, True), (np.False_, False), (torch.tensor(True), True), (None, None)])
+def test_success_is_a_bool(told, success):
+    class Telling(Endless):
+        def step(self, action):
+            return "x", 1.0, True, False, {"success": told}
+
+    assert collect_episodes(RandomPolicy(["a."]), Telling, 1, **QUIET)["success"] == [success]
+
+
+def test_integers_of_any_length_are_stored():
+    class Counting(Endless):
+        def step(self, action):
+            return "x", 1.0, True, False, {"id": 2**70}
+
+    (row,) = collect_episodes(RandomPolicy(["a."]), Counting, 1, **QUIET)
+    assert row["info"]["turns"] == [{"id": str(2**70)}]
+
+
+def test_options_that_the_environment_changes_stay_as_they_are():
+    class Taking(Endless):
+        failed = False
+
+        def reset(self, *, seed, options=None):
+            return f"Level {options.pop('level')}. {super().reset(seed=seed)[0]}", {}
+
+        def step(self, action):
+            # So that it is played again.
+            if self.turns == 1 and not Taking.failed:
+                Taking.failed = True
+                raise ConnectionError
+            return super().step(action)
+
+    options = {"level": 7}
+    arguments = {"options": options, "batch_size": 2, "max_turns": 2, **QUIET}
+    episodes = collect_episodes(RandomPolicy(["a."]), Taking, 4, **arguments)
+    assert all(row["messages"][0]["content"].startswith("Level 7.") for row in episodes) and Taking.failed
+    assert options == {"level": 7}
+
+
+def test_an_environment_that_is_shared_is_refused():
+    shared = TreasureHunt()
+    with pytest.raises(TooManyFailures, match="another conversation is being played"):
+        collect_episodes(RandomPolicy(), lambda: shared, 4, **QUIET)
+    one_by_one = collect_episodes(RandomPolicy(), lambda: shared, 4, batch_size=1, **QUIET)
+    assert one_by_one["messages"] == collect_episodes(RandomPolicy(), TreasureHunt, 4, **QUIET)["messages"]
+
+
+class Leveled(Endless):
+    def __init__(self, names=()):
+        self.names = names
+
+    def reset(self, *, seed, options=None):
+        super().reset(seed=seed)
+        return f"Begin with {options}.", {}
+
+
+def test_episodes_of_other_samples_or_options_are_not_taken_for_each_other(tmp_path):
+    def collect(*args, output_dir=tmp_path, **kwargs):
+        arguments = {"max_turns": 2, "return_report": True, **kwargs, **QUIET}
+        return collect_episodes(
+            RandomPolicy([f"{i}." for i in range(50)]), Leveled, *args, output_dir=output_dir, **arguments
+        )
+
+    counted, _ = collect(4)
+    given, report = collect(seeds=counted["seed"])
+    fresh, _ = collect(seeds=counted["seed"], output_dir=None)
+    assert report.n_resumed < 4 and given.to_list() == fresh.to_list()
+    # The second of two, in the same place as the first.
+    collect(seeds=[7, 9, 9])
+    again, report = collect(seeds=[7, 8, 9])
+    assert report.n_resumed == 1 and again.to_list() == collect(seeds=[7, 8, 9], output_dir=None)[0].to_list()
+    # Options of single episodes can be extended, and changed.
+    levels = [{"level": i} for i in range(4)]
+    folder = tmp_path / "levels"
+    collect(3, options=levels[:3], output_dir=folder)
+    more, report = collect(4, options=levels, output_dir=folder)
+    assert report.n_resumed == 3 and more.to_list() == collect(4, options=levels, output_dir=None)[0].to_list()
+    other, report = collect(4, options=[*levels[:3], {"level": 9}], output_dir=folder)
+    assert report.n_resumed == 3 and other[3]["messages"][0]["content"] == "Begin with {'level': 9}."
+    with pytest.raises(ValueError, match="options"):
+        collect(4, options={"level": 1}, output_dir=folder)
+    assert len(set(more["episode_id"]) | set(other["episode_id"])) == 5
+
+
+class Stateful(Policy):
+    def __init__(self, text):
+        self.text = text
+
+    def act(self, conversations, stop_strings, seeds, **context):
+        return [Action(self.text) for _ in conversations]
+
+
+class StatefulWithName(Stateful):
+    def identity(self):
+        return {"id": self.text, "revision": None, "sampling": None}
+
+
+def make_leveled():
+    return Leveled()
+
+
+NAMED = RandomPolicy(["a."])
+NAMELESS = {
+    "lambda": (lambda: Leveled(), NAMED, "environment"),
+    "object": (as_environment(lambda: Leveled()), NAMED, "environment"),
+    "functional": (Counting(), RandomPolicy(["!"]), "environment"),
+    "partial of a lambda": (partial(lambda names: Leveled(), ["a"]), NAMED, "environment"),
+    "object in a partial": (partial(Leveled, [object()]), NAMED, "environment"),
+    "reply of a lambda": (Leveled, ScriptedPolicy(lambda messages: "a."), "policy"),
+    "no identity": (Leveled, Stateful("a."), "policy"),
+    "class": (Leveled, NAMED, None),
+    "function": (make_leveled, NAMED, None),
+    "object of a class": (as_environment(Leveled), NAMED, None),
+    "partial": (partial(Leveled, names=["a", {"b": (1, np.float32(2.0), Endless)}]), NAMED, None),
+    "name": (Leveled, ScriptedPolicy(lambda messages: "a.", name="says a"), None),
+    "identity": (Leveled, StatefulWithName("a."), None),
+}
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_what_cannot_be_compared_is_told(name, tmp_path, caplog):
+    env, policy, what = NAMELESS[name]
+    collect_episodes(policy, env, 1, max_turns=1, **QUIET)
+    assert "cannot be checked" not in caplog.text
+    collect_episodes(policy, env, 1, max_turns=1, output_dir=tmp_path, **QUIET)
+    told = [record.getMessage() for record in caplog.records if "cannot be checked" in record.getMessage()]
+    assert len(told) == (what is not None)
+    assert what is None or f"the same {what} cannot be checked" in told[0]
+
+
+def test_long_arguments_of_the_environment_are_stored_once(tmp_path):
+    short, long = ["a"] * 100, ["a"] * 1000
+    episodes = collect_episodes(NAMED, partial(Leveled, short), 2, max_turns=1, **QUIET)
+    assert episodes["env_kwargs"] == [{"args": [short]}] * 2
+    arguments = {"max_turns": 1, "output_dir": tmp_path, **QUIET}
+    episodes = collect_episodes(NAMED, partial(Leveled, long), 20, **arguments)
+    assert all(len(json.dumps(kwargs)) < 400 for kwargs in episodes["env_kwargs"])
+    header, *rows = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    assert json.loads(header)["config"]["env_kwargs"] == {"args": [long]}
+    assert max(map(len, rows)) < 2000
+    other = collect_episodes(NAMED, partial(Leveled, [*long, "b"]), 1, max_turns=1, **QUIET)
+    assert other[0]["env_kwargs"]["sha256"] != episodes[0]["env_kwargs"]["sha256"]
+    with pytest.raises(ValueError, match="env_kwargs"):
+        collect_episodes(NAMED, partial(Leveled, [*long, "b"]), 1, **arguments)
+
+
+@pytest.mark.parametrize("column", ["messages", "turn_rewards", "return", "terminated", "episode_id"])
+def test_a_damaged_line_of_the_journal_is_named(column, tmp_path):
+    collect_episodes(NAMED, Leveled, 3, max_turns=1, output_dir=tmp_path, **QUIET)
+    path = tmp_path / "episodes.jsonl"
+    lines = path.read_text().splitlines()
+    row = json.loads(lines[2])
+    del row[column]
+    lines[2] = json.dumps(row)
+    path.write_text("\n".join([*lines, ""]))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"Line 3 of .*episodes.jsonl .*{column}"):
+        collect_episodes(NAMED, Leveled, 3, max_turns=1, output_dir=tmp_path, **QUIET)
+    assert path.read_bytes() == before
+
+
+def test_the_journal_is_read_as_a_dataset(tmp_path):
+    episodes = collect_episodes(RandomPolicy(), TreasureHunt, 3, output_dir=tmp_path, **QUIET)
+    # In the order in which the episodes ended.
+    journal = sorted(from_jsonl(tmp_path / "episodes.jsonl"), key=lambda row: episodes["seed"].index(row["seed"]))
+    assert journal == episodes.to_list()
 
 
 def test_report_counts():

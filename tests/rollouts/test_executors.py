@@ -388,6 +388,13 @@ def test_what_workers_print_is_apart(make, capfd, kind):
         assert "a line of the worker" not in outcome.failure.message, "it was another call's"
 
 
+@pytest.mark.parametrize("kind", PROCESSES)
+@pytest.mark.parametrize("number, name", [(signal.SIGUSR1, "SIGUSR1"), (signal.SIGRTMIN + 1, "signal")])
+def test_signals_with_and_without_names(make, kind, number, name):
+    outcomes = run(make(kind, max_crashes=0), Task("a", "kill_by", (int(number),)), Task("b", "echo", (1,)))
+    assert f"it was killed by {name}" in outcomes["a"].failure.message and outcomes["b"].value == 1
+
+
 @pytest.mark.parametrize("kind", WORKERS)
 def test_exiting_is_a_crash(make, kind):
     executor = make(kind, max_crashes=0)

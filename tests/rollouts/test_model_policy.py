@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hf_qrl.data import prepare_dataset
 from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE
 from hf_qrl.rollouts import ModelPolicy, collect_episodes
-from hf_qrl.rollouts.model_policy import SegmentEncoder, segment_starts
+from hf_qrl.rollouts.prompt_encoding import SegmentEncoder, segment_starts
 from hf_qrl.rollouts.sampling import RowSampler
 from tests.environments.games_for_tests import TreasureHunt
 from tests.rollouts.games import Counting, Endless
@@ -161,11 +161,21 @@ def test_prompts_that_do_not_fit(make_model, tokenizer):
     assert limited.num_tokens <= 3
 
 
-def test_the_mode_and_the_random_state_stay(make_model, tokenizer):
-    model = make_model().train()
+@pytest.mark.parametrize("in_training", ["all", "none", "all but a frozen part", "a part"])
+def test_modes_and_the_random_state_stay(in_training, make_model, tokenizer):
+    model = make_model()
+    model.train(in_training.startswith("all"))
+    part = model.model.layers[0].mlp
+    if "part" in in_training:
+        part.train(not model.training)
+    modes = [module.training for module in model.modules()]
     state = torch.get_rng_state()
-    ModelPolicy(model, tokenizer, max_new_tokens=3).act([user("a")], [None], seeds_of([0]))
-    assert model.training
+    policy = ModelPolicy(model, tokenizer, max_new_tokens=3)
+    policy.act([user("a")], [None], seeds_of([0]))
+    assert [module.training for module in model.modules()] == modes
+    with pytest.raises(TypeError):
+        policy.act([user("a")], [None], ["no seed"])
+    assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
 
 

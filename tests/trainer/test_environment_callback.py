@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import EarlyStoppingCallback
 
-from hf_qrl.environments import TextEnv
+from hf_qrl.environments import TextEnv, episode_seed
 from hf_qrl.rollouts import ModelPolicy, evaluate_policy
 from hf_qrl.trainer import environment_callback
 from hf_qrl.trainer.environment_callback import EnvironmentEvaluationCallback
@@ -148,3 +148,13 @@ def test_contradictions(make_trainer, make_played_trainer):
         EnvironmentEvaluationCallback(make_trainer(), SayA, 4)
     with pytest.raises(ValueError, match="every"):
         make_played_trainer(every=0)
+    for seeds in (0, True, [], 2.5, "12"):
+        with pytest.raises(ValueError, match="seed"):
+            make_played_trainer(seeds=seeds)
+    trainer, _ = make_played_trainer()
+    with pytest.raises(ValueError, match="callback.result.transcripts"):
+        EnvironmentEvaluationCallback(trainer, SayA, 4, output_dir="out")
+    assert EnvironmentEvaluationCallback(trainer, SayA, np.int64(4)).seeds == [
+        episode_seed(i, "validation") for i in range(4)
+    ]
+    assert EnvironmentEvaluationCallback(trainer, SayA, iter([1, np.int64(2)])).seeds == [1, 2]

@@ -38,7 +38,7 @@ class GymnasiumTextEnv(TextEnv):
         if parsed is None:
             return self.invalid_observation, self.invalid_reward, False, False, {"invalid_action": True}
         observation, reward, terminated, truncated, info = self.env.step(parsed)
-        return self.obs_to_text(observation), float(reward), bool(terminated), bool(truncated), info
+        return self.obs_to_text(observation), reward, terminated, truncated, info
 
     def close(self) -> None:
         self.env.close()

@@ -69,7 +69,7 @@ class OpenEnvTextEnv(TextEnv):
                 raise _failure(error, "step") from None
             raise
         # The server may leave out the reward of a turn.
-        reward = 0.0 if result.reward is None else float(result.reward)
+        reward = 0.0 if result.reward is None else result.reward
         return self.obs_to_text(result.observation), reward, bool(result.done), False, {}
 
     def close(self) -> None:

@@ -1,13 +1,12 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """Questions with a reward function, as an environment of one turn."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import iscoroutinefunction
 from typing import Any
 
 from ..text_env import Observation, TextEnv, TextEnvFactory, TextStep
+from .coroutines import finished
 from .rows import check_rows, pick_row, prompt_messages
 
 
@@ -36,12 +35,12 @@ class RewardFunctionTextEnv(TextEnv):
             call = partial(self.reward_fn, prompts=[prompt], completions=[completion], **columns)
         else:
             call = partial(self.reward_fn, prompt, action)
-        reward = asyncio.run(call()) if iscoroutinefunction(self.reward_fn) else call()
+        reward = finished(call())
         if self.trl_signature:
             if len(reward) != 1 or reward[0] is None:
                 raise ValueError(f"The reward function must return one number for one completion, got {reward!r}.")
             reward = reward[0]
-        return [], float(reward), True, False, {}
+        return [], reward, True, False, {}
 
 
 def from_reward_function(
@@ -54,7 +53,8 @@ def from_reward_function(
         reward_fn (`Callable`):
             `reward_fn(prompt, completion) -> float`, or with `trl_signature` a reward function of TRL, which is called
             by keyword with lists, here of one: `reward_fn(prompts, completions, **columns) -> list[float]`. It may be
-            a coroutine function.
+            a coroutine function, or an object with such a `__call__`; in a notebook, where a loop is running, it is
+            awaited in a thread of its own.
         prompts (`Sequence`):
             Prompts: strings, lists of messages, or rows (such as those of a `datasets.Dataset`) with one of these as
             `prompt`. An episode plays row `seed % len(prompts)`.

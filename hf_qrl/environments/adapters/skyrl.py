@@ -37,7 +37,7 @@ class SkyRLTextEnv(TextEnv):
         output = self.env.step(action)
         done = bool(output["done"])
         cut = done and self.truncated_when is not None and self.truncated_when(self.env)
-        return list(output["observations"]), float(output["reward"]), done and not cut, cut, output["metadata"] or {}
+        return list(output["observations"]), output["reward"], done and not cut, cut, output["metadata"] or {}
 
     def close(self) -> None:
         if self.env is not None:

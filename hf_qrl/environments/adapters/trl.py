@@ -1,7 +1,6 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """TRL's tool environments as text environments, and the way back."""
 
-import asyncio
 import inspect
 import json
 import re
@@ -9,7 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..failures import FailureClass, classify
 from ..text_env import Message, Observation, TextEnv, TextEnvFactory, TextStep, checked_reset, checked_step
+from .coroutines import finished
 from .rows import Rows, check_rows, pick_row, prompt_messages
 
 
@@ -84,14 +85,15 @@ class TRLTextEnv(TextEnv):
         methods = {name: getattr(self.env, name) for name, _ in inspect.getmembers(type(self.env), inspect.isfunction)}
         if "reset" not in methods:
             raise TypeError(f"`{type(self.env).__name__}` has no `reset`, which TRL's environments must have.")
-        self._get_reward = methods.get("get_reward")
+        get_reward = methods.get("get_reward")
         if reward_function is not None:
-            self._get_reward = partial(reward_function, self.env)
-        if self._get_reward is None:
+            get_reward = partial(reward_function, self.env)
+        if get_reward is None:
             raise TypeError(
                 f"`{type(self.env).__name__}` has no `get_reward`. Add it, or pass `reward_function`, from the "
                 "environment to a number."
             )
+        self._get_reward: Callable[[], Any] = get_reward
         self._methods = {
             name: method
             for name, method in methods.items()
@@ -105,7 +107,7 @@ class TRLTextEnv(TextEnv):
         row = {**row, **(options or {})}
         self._tool_turns = 0
         messages = prompt_messages(row.get("prompt", ""), f"Row {index}")
-        observation = _run(partial(self.env.reset, **row))
+        observation = finished(self.env.reset(**row))
         if observation is not None:
             last = messages[-1]
             messages[-1] = {**last, "content": last["content"] + observation}
@@ -116,14 +118,17 @@ class TRLTextEnv(TextEnv):
         limit = self.max_tool_calling_iterations
         cut = bool(calls) and limit is not None and self._tool_turns >= limit
         if cut or not calls:
-            return [], float(_run(self._get_reward)), not cut, cut, {}
+            return [], finished(self._get_reward()), not cut, cut, {}
         self._tool_turns += 1
         answers, failures = [], 0
         for call in calls:
             name = call.get("name", "unknown")
             try:
                 content = self._call(call)
-            except Exception as error:  # the model's mistake, mostly: it is told, as in TRL
+            except Exception as error:
+                if classify(error) is FailureClass.INFRA:
+                    raise
+                # The model's mistake, mostly: it is told, as in TRL.
                 failures += 1
                 content = str({"error": str(error)})
             answers.append({"role": "tool", "name": name, "content": content})
@@ -134,7 +139,7 @@ class TRLTextEnv(TextEnv):
             raise ValueError(call["error"])
         if call["name"] not in self._methods:
             raise ValueError(f"Tool {call['name']} not found. There are {sorted(self._methods)}.")
-        return str(_run(partial(self._methods[call["name"]], **call["arguments"])))
+        return str(finished(self._methods[call["name"]](**call["arguments"])))
 
 
 def from_trl_environment(
@@ -149,8 +154,9 @@ def from_trl_environment(
     Makes a text environment of what TRL takes as `environment_factory`: a class with `reset(**row) -> str | None`,
     public methods with type hints and docstrings, which are the tools, and `get_reward() -> float`.
 
-    Tool calls are read from the text of a reply; their results come back as `tool` messages, errors included. A reply
-    without a call ends the episode. TRL pays an environment once, so the reward is that of the last turn. The schemas
+    Tool calls are read from the text of a reply; their results come back as `tool` messages, errors included, but for
+    lost connections and the like (`INFRA` in [`classify`]), which are failures of the episode. A reply without a call
+    ends the episode. TRL pays an environment once, so the reward is that of the last turn. The schemas
     of the tools are in `tools`, and at the start in a session's metadata under `_tools`.
 
     Args:
@@ -239,9 +245,3 @@ def to_trl_environment(factory: TextEnvFactory) -> Callable[[], TRLEnvironment]:
 
 def _text(messages: list[Message]) -> str:
     return "\n".join(message["content"] for message in messages)
-
-
-def _run(function: Any) -> Any:
-    """Calls a function, or runs a coroutine function to its end."""
-    returned = function()
-    return asyncio.run(returned) if inspect.iscoroutine(returned) else returned

@@ -1,4 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+import asyncio
+from functools import partial
+
 import pytest
 from datasets import Dataset
 
@@ -56,3 +59,27 @@ def test_no_single_number_is_a_failure(returned):
 def test_no_prompts():
     with pytest.raises(ValueError, match="at least one prompt"):
         from_reward_function(len, [])
+
+
+class Waiting:
+    async def __call__(self, prompt, completion):
+        await asyncio.sleep(0)
+        return 2.0
+
+
+async def waiting(prompt, completion):
+    return await Waiting()(prompt, completion)
+
+
+@pytest.mark.parametrize("reward_fn", [waiting, Waiting(), partial(waiting), lambda *args: waiting(*args)])
+def test_coroutines_in_a_loop_that_is_running_and_without_one(reward_fn):
+    async def notebook():
+        return play(from_reward_function(reward_fn, ["x"]), 0, "y")[1]
+
+    assert play(from_reward_function(reward_fn, ["x"]), 0, "y")[1] == 2.0
+    assert asyncio.run(notebook()) == 2.0
+
+
+def test_a_number_as_text_is_a_failure():
+    with pytest.raises(EnvironmentFailure, match="Rewards must be numbers"):
+        play(from_reward_function(lambda prompt, completion: "1", ["x"]), 0, "y")

@@ -1,9 +1,11 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+import asyncio
 import inspect
 
 import pytest
 
 from hf_qrl.environments import (
+    EnvironmentFailure,
     as_environment,
     call_reset,
     call_step,
@@ -91,6 +93,36 @@ def test_mistakes_are_told():
     assert "missing 1 required positional argument" in results[1].observations[0][0]["content"]
     assert "A tool call is a JSON object" in results[2].observations[0][0]["content"]
     assert all(result.metadata[0]["_info"] == {"invalid_action": True} for result in results)
+
+
+@pytest.mark.parametrize(
+    "error, infra", [(ConnectionResetError("gone"), True), (TimeoutError(), True), (KeyError("no key"), False)]
+)
+def test_a_lost_connection_is_no_mistake_of_the_model(error, infra):
+    class Remote(Counter):
+        def add(self, amount: int) -> int:
+            """
+            Adds to the counter.
+
+            Args:
+                amount: How much to add.
+            """
+            raise error
+
+    factory = from_trl_environment(Remote)
+    if not infra:
+        assert "no key" in play(factory, [ADD])[2][0].observations[0][0]["content"]
+        return
+    with pytest.raises(EnvironmentFailure, match="`TRLTextEnv.step` raised") as caught:
+        play(factory, [ADD])
+    assert caught.value.failure_class == "INFRA"
+
+
+def test_coroutines_where_a_loop_is_running():
+    async def notebook():
+        return play(from_trl_environment(Counter, [{"start": 3}]), [DOUBLE])[2][0].observations
+
+    assert asyncio.run(notebook()) == [[{"role": "tool", "name": "double", "content": "6"}]]
 
 
 def test_rows_by_seed_quiet_resets_and_limit():
