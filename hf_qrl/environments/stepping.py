@@ -2,7 +2,7 @@
 """One step of any environment, in one shape: what environments may leave open is settled here."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -115,11 +115,13 @@ def _normalise(returned: Any, old_metadata: list[Any]) -> StepResult:
             raise EnvironmentFailure(
                 f"`{FAILURE_KEY}` in the metadata of row {i} must be an `EnvironmentFailure`, got {short(failure)}."
             )
-    failed = torch.tensor([failure is not None for failure in failures])
+    failed = [failure is not None for failure in failures]
     total, components = _rewards(rewards, size, failed)
-    terminated = _column("terminateds", terminateds, size, _to_bool) & ~failed
+    ends = _column("terminateds", terminateds, size)
+    terminated = [bool(end) and not lost for end, lost in zip(ends, failed, strict=True)]
     # A state that is an end stays one when a limit is reached in the same turn.
-    truncated = torch.tensor([bool(_pop(new_metadata, i, TRUNCATED_KEY)) for i in range(size)]) & ~terminated & ~failed
+    limits = [bool(_pop(new_metadata, i, TRUNCATED_KEY)) for i in range(size)]
+    truncated = [limits[i] and not terminated[i] and not failed[i] for i in range(size)]
     for i, old in enumerate(old_metadata):
         if new_metadata[i] is None and not terminated[i]:
             new_metadata[i] = old
@@ -130,10 +132,10 @@ def _normalise(returned: Any, old_metadata: list[Any]) -> StepResult:
             string_list(f"The stop strings of row {i}", row)
             for i, row in enumerate(_rows("next_stop_strings", stop_strings, size, none=True))
         ],
-        rewards=total,
-        reward_components=components,
-        terminateds=terminated,
-        truncateds=truncated,
+        rewards=torch.tensor(total, dtype=torch.float64),
+        reward_components={key: torch.tensor(values, dtype=torch.float64) for key, values in components.items()},
+        terminateds=torch.tensor(terminated),
+        truncateds=torch.tensor(truncated),
         answers=_rows("answers", answers, size, none=True),
         failures=failures,
     )
@@ -147,25 +149,18 @@ def _rows(name: str, rows: Any, size: int, none: bool = False) -> list[Any]:
     return list(rows)
 
 
-def _column(name: str, values: Any, size: int, convert: Callable[[Any], Tensor]) -> Tensor:
-    column = convert(values)
+def _column(name: str, values: Any, size: int) -> list[Any]:
+    """Numbers, one for each row. Lists: a dozen operations on tensors of one row take longer than a game's step."""
+    column = torch.as_tensor(values)
     if column.shape != (size,):
         raise EnvironmentFailure(
             f"`{name}` must have the shape ({size},), one entry per row, got {tuple(column.shape)}."
         )
-    return column
+    return column.tolist()
 
 
-def _to_bool(values: Any) -> Tensor:
-    return torch.as_tensor(values).detach().cpu().bool()
-
-
-def _to_double(values: Any) -> Tensor:
-    return torch.as_tensor(values).detach().cpu().double()
-
-
-def _rewards(rewards: Any, size: int, failed: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    components: dict[str, Tensor] = {}
+def _rewards(rewards: Any, size: int, failed: list[bool]) -> tuple[list[float], dict[str, list[float]]]:
+    components: dict[str, list[float]] = {}
     if isinstance(rewards, dict):
         if not rewards:
             raise EnvironmentFailure("`rewards` is an empty dict: give it a tensor, or at least one component.")
@@ -173,16 +168,16 @@ def _rewards(rewards: Any, size: int, failed: Tensor) -> tuple[Tensor, dict[str,
             name = key if key.startswith("reward/") else f"reward/{key}"
             if name in components:
                 raise EnvironmentFailure(f"`rewards` has two components of the name {name!r}.")
-            components[name] = _column(f"rewards[{key!r}]", values, size, _to_double)
-        total = torch.stack(list(components.values())).sum(0)
+            components[name] = _column(f"rewards[{key!r}]", values, size)
+        total = [sum(row) for row in zip(*components.values(), strict=True)]
     else:
-        total = _column("rewards", rewards, size, _to_double)
-    for i, (reward, lost) in enumerate(zip(total.tolist(), failed.tolist(), strict=True)):
+        total = _column("rewards", rewards, size)
+    for i, (reward, lost) in enumerate(zip(total, failed, strict=True)):
         if not lost and not abs(reward) <= FLOAT32_MAX:
             raise EnvironmentFailure(
                 f"The reward of row {i} is {reward}. Rewards must be finite numbers, within the range of float32."
             )
-    return total.masked_fill(failed, math.nan), components
+    return [math.nan if lost else reward for reward, lost in zip(total, failed, strict=True)], components
 
 
 def _messages(row: int, observation: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -308,23 +308,32 @@ class FailureLog(_LineLog):
 
 def _check_plain(value: Any, where: str) -> None:
     """Only what JSON gives back as it was: it would turn keys into strings and tuples into lists without a word."""
-    if value is None or isinstance(value, str | bool | int):
+    fault = _not_plain(value)
+    if fault is None:
         return
+    value, path = fault
+    place = where + "".join(f"[{key!r}]" for key in path)
     if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"`{where}` is {value}: JSON has no word for it. Numbers must be finite.")
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            _check_plain(item, f"{where}[{i}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"Keys must be strings, `{where}` has {key!r}.")
-            _check_plain(item, f"{where}[{key!r}]")
+        raise ValueError(f"`{place}` is {value}: JSON has no word for it. Numbers must be finite.")
+    if isinstance(value, dict):
+        raise TypeError(f"Keys must be strings, `{place}` has {next(x for x in value if not isinstance(x, str))!r}.")
+    raise TypeError(
+        f"`{place}` is a `{type(value).__name__}`. Make it a string, number, boolean, `None`, list or dict."
+    )
+
+
+def _not_plain(value: Any, path: tuple[Any, ...] = ()) -> tuple[Any, tuple[Any, ...]] | None:
+    """The first thing inside a value that is not plain and where it is; None if all is."""
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return None
+    items: Iterable[tuple[Any, Any]]
+    if isinstance(value, list):
+        items = enumerate(value)
+    elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        items = value.items()
     else:
-        raise TypeError(
-            f"`{where}` is a `{type(value).__name__}`. Make it a string, number, boolean, `None`, list or dict."
-        )
+        return value, path
+    return next((fault for key, item in items if (fault := _not_plain(item, (*path, key))) is not None), None)
 
 
 def _difference(header: dict[str, Any], digest: str, config: dict[str, Any] | None) -> str:
