@@ -5,10 +5,8 @@ import hashlib
 import json
 import logging
 import math
-import operator
 import os
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -19,22 +17,19 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..data.episodes import episodes_dataset, make_episode, plain_json, validate_episode
+from ..data.episodes import episodes_dataset, plain_json, validate_episode
 from ..distributed.executors import Executor, LocalExecutor
-from ..distributed.worker_pool import WorkerPool
-from ..environments.failures import FailureClass
 from ..environments.resetting import EpisodeSource
-from ..environments.seeding import MAX_SEED, check_seed, episode_seed, policy_seed_sequence
+from ..environments.seeding import check_seed
 from .host import EnvironmentHost, describe_environment, host_factory, names_everything
 from .journal import FailureLog, Journal, config_digest
-from .player import Episode, EpisodeFailure, EpisodePlan, Player, start_tools
+from .plans import check_executor, check_policy, count, episode_plans
+from .player import EpisodeFailure, Player
 from .policy import Policy
 
 
 logger = logging.getLogger(__name__)
 
-# What a metadata dict of a text environment says in columns of its own, or to nobody but the environment.
-_KNOWN_METADATA = ("_session", "_seed", "_legal_actions", "_tools", "_close_failure")
 # Longest JSON of the environment's arguments that each row repeats.
 _MAX_REPEATED = 1000
 
@@ -218,7 +213,7 @@ def collect_episodes(
     if not isinstance(task, str):
         raise TypeError(f"`task` is the name of the task, a string, got {task!r}.")
     check_policy(policy)
-    _check_executor(executor)
+    check_executor(executor)
     run_seed = check_seed(run_seed)
     one_each = not (options is None or isinstance(options, Mapping))
     env_id, env_kwargs = describe_environment(env)
@@ -238,7 +233,7 @@ def collect_episodes(
         }
     )
     digest = config_digest(config)
-    plans = _plans(num_episodes, seeds, split, options, run_seed, digest[:12])
+    plans = episode_plans(num_episodes, seeds, split, options, run_seed, digest[:12])
     constants = {
         "run_id": digest[:12],
         "env_id": env_id,
@@ -280,7 +275,7 @@ def collect_episodes(
         returns = math.fsum(row["return"] for row in rows.values())
         for result in results:
             bar.update()
-            row = result if isinstance(result, EpisodeFailure) else _row(result, constants, keep_tokens)
+            row = result if isinstance(result, EpisodeFailure) else episode_row(result, constants, keep_tokens)
             if isinstance(row, EpisodeFailure):
                 _note(row, report, failure_log)
             else:
@@ -318,126 +313,6 @@ def open_executor(
             yield local
 
 
-def count(name: str, value: Any) -> int:
-    """Returns a number of things as an `int`, or raises a `ValueError` if it is not a whole one of at least 1."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}.")
-    return number
-
-
-def list_of_seeds(seeds: int | Iterable[int], split: str) -> list[int]:
-    """
-    Returns seeds as a list.
-
-    Args:
-        seeds (`int` or `Iterable[int]`):
-            Seeds, or how many of the split's.
-        split (`str`):
-            Where a number of seeds is taken from.
-
-    Raises:
-        ValueError: If they are neither a whole number nor several, there is none, or one is out of range.
-    """
-    if isinstance(seeds, str | bytes | Mapping):
-        raise ValueError(f"`seeds` are whole numbers in a list, or how many of them, got {seeds!r}.")
-    if not isinstance(seeds, Iterable):
-        return [episode_seed(i, split) for i in range(count("seeds", seeds))]
-    listed = [check_seed(seed) for seed in seeds]
-    if not listed:
-        raise ValueError("There is no episode to play: give at least one seed.")
-    return listed
-
-
-def check_policy(policy: Any) -> None:
-    """Raises a `TypeError` if something is not a policy."""
-    if isinstance(policy, Policy):
-        return
-    if isinstance(policy, type):
-        advice = f"Got the class `{policy.__name__}`: make an object of it."
-    elif callable(policy):
-        advice = f"Got the function {policy!r}: `ScriptedPolicy(function)` makes a policy of one."
-    else:
-        advice = f"Got a `{type(policy).__name__}`. A model is played with `ModelPolicy(model, tokenizer)`."
-    raise TypeError(f"`policy` must be a `Policy`, such as `RandomPolicy()`. {advice}")
-
-
-def _check_executor(executor: Any) -> None:
-    if executor is None or isinstance(executor, Executor):
-        return
-    if isinstance(executor, type) and issubclass(executor, WorkerPool):
-        raise TypeError(
-            f"`executor` is the class `{executor.__name__}`, which needs to know how many workers it has: give "
-            f"`functools.partial({executor.__name__}, num_workers=4)`."
-        )
-    if not callable(executor):
-        raise TypeError(
-            "`executor` must be an `Executor` or make one of a factory, such as `functools.partial(ProcessExecutor, "
-            f"num_workers=4)`, got {executor!r}."
-        )
-
-
-def _plans(
-    num_episodes: int | None,
-    seeds: Iterable[int] | None,
-    split: str,
-    options: Any,
-    run_seed: int,
-    run_id: str,
-) -> list[EpisodePlan]:
-    if (num_episodes is None) == (seeds is None):
-        raise ValueError("Give either `num_episodes` or `seeds`.")
-    if seeds is None:
-        numbers = list(range(count("num_episodes", num_episodes)))
-        listed = [episode_seed(i, split) for i in numbers]
-    elif not isinstance(seeds, Iterable):
-        raise ValueError(
-            f"`seeds` are those of single episodes, got {seeds}: for a number of them `num_episodes={seeds}`."
-        )
-    else:
-        listed = list_of_seeds(seeds, split)
-        # By the seed, so that the policy's sample is the same in another list; repeated ones are told apart.
-        times: Counter[int] = Counter()
-        numbers = []
-        for seed in listed:
-            numbers.append(seed + MAX_SEED * times[seed])
-            times[seed] += 1
-    own = _own_options(options, len(listed))
-    return [
-        EpisodePlan(
-            _episode_id(run_id, index, seed, number, own[index] if own else None),
-            index,
-            seed,
-            policy_seed_sequence(run_seed, number, split),
-            own[index] if own else options,
-        )
-        for index, (seed, number) in enumerate(zip(listed, numbers, strict=True))
-    ]
-
-
-def _own_options(options: Any, num_episodes: int) -> list[dict[str, Any] | None] | None:
-    """The options of each episode, `None` if all have the same."""
-    if options is None or isinstance(options, Mapping):
-        return None
-    own = [] if isinstance(options, str | bytes) or not isinstance(options, Iterable) else list(options)
-    if not own or not all(option is None or isinstance(option, Mapping) for option in own):
-        raise ValueError(f"`options` is one dict for all episodes, or a list of one each, got {options!r}.")
-    if len(own) != num_episodes:
-        raise ValueError(f"Got {len(own)} options for {num_episodes} episodes: give one dict for all, or one each.")
-    return own
-
-
-def _episode_id(run_id: str, index: int, seed: int, number: int, option: dict[str, Any] | None) -> str:
-    """Names an episode after all that it follows from beyond the run, so that no other one is taken for it."""
-    name = f"{run_id}-{index}-{seed}"
-    if number == index and option is None:
-        return name
-    return f"{name}-{config_digest({'number': number, 'options': plain_json(option)})[:8]}"
-
-
 def _shortened(env_kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
     """What rows say of the arguments of the environment: a dataset among them would be in each."""
     text = json.dumps(env_kwargs)
@@ -459,62 +334,6 @@ def _warn_of_the_nameless(env_kwargs: dict[str, Any] | None, identity: dict[str,
             "not tell. Give a `ScriptedPolicy` a `name`, and policies of your own an `identity`.",
             identity,
         )
-
-
-def _row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict[str, Any] | EpisodeFailure:
-    """The row of an episode; a failure if there was something in it that no row can hold."""
-    if keep_tokens and any(action.token_ids is None for action in episode.actions):
-        raise ValueError("`keep_tokens` needs a policy that samples tokens, such as `ModelPolicy`.")
-    try:
-        return _checked_row(episode, constants, keep_tokens)
-    except Exception as error:
-        plan = episode.plan
-        return EpisodeFailure(
-            plan.episode_id,
-            plan.index,
-            plan.seed,
-            turn=len(episode.rewards),
-            kind="error",
-            failure_class=str(FailureClass.DATA),
-            message=f"No row can be made of it. {error}",
-            traceback_text="".join(traceback.format_exception(error)),
-        )
-
-
-def _checked_row(episode: Episode, constants: dict[str, Any], keep_tokens: bool) -> dict[str, Any]:
-    actions = episode.actions
-    start = episode.start.metadata
-    if episode.start.stateful:
-        start = {key: value for key, value in start.items() if key not in _KNOWN_METADATA}
-    columns: dict[str, Any] = dict(constants)
-    if keep_tokens:
-        columns["turn_token_ids"] = [action.token_ids for action in actions]
-        columns["turn_logprobs"] = [action.logprobs for action in actions]
-    success = episode.infos[-1].get("success")
-    if not isinstance(success, bool | None):
-        raise ValueError(f"`success` must be True or False, got {success!r}.")
-    info: dict[str, Any] = {}
-    if any(episode.infos):
-        info["turns"] = episode.infos
-    if any(action.num_tokens for action in actions):
-        info["num_tokens"] = [action.num_tokens for action in actions]
-        info["num_prompt_tokens"] = [action.num_prompt_tokens for action in actions]
-    return make_episode(
-        episode.messages,
-        episode.rewards,
-        terminated=episode.terminated,
-        episode_id=episode.plan.episode_id,
-        seed=episode.plan.seed,
-        tools=start_tools(episode.start),
-        turn_reward_components=episode.reward_components if any(episode.reward_components) else None,
-        turn_finish=[action.finish for action in actions],
-        truncation_reason=None if episode.terminated else episode.truncation_reason,
-        success=success,
-        turn_legal_actions=episode.legal_actions if any(episode.legal_actions) else None,
-        metadata=start,
-        info=info or None,
-        **columns,
-    )
 
 
 def _note(failure: EpisodeFailure, report: CollectionReport, log: FailureLog | None) -> None:

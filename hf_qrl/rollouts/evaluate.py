@@ -23,8 +23,9 @@ from ..distributed.executors import Executor, Task
 from ..environments.resetting import EpisodeSource
 from ..environments.sessions import TextEnvironment
 from ..environments.text_env import TextEnv
-from .collect import check_policy, collect_episodes, list_of_seeds, open_executor
+from .collect import collect_episodes, open_executor
 from .intervals import Interval, bootstrap_mean, check_resampling
+from .plans import check_policy, list_of_seeds
 from .player import EpisodeFailure
 from .policy import Policy
 

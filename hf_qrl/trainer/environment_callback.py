@@ -12,7 +12,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback
 
 from ..rollouts import EvaluationResult, ModelPolicy, evaluate_policy
-from ..rollouts.collect import list_of_seeds
+from ..rollouts.plans import list_of_seeds
 
 
 class EnvironmentEvaluationCallback(TrainerCallback):
