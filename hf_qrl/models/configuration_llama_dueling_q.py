@@ -80,6 +80,7 @@ class LlamaDuelingQConfig(LlamaConfig):
 
     # The fields that have bounds are those of every model with Q-heads.
     validate_heads = ILQLConfigBase.validate_heads
+    check_kind_of_heads = ILQLConfigBase.check_kind_of_heads
 
     def validate_architecture(self) -> None:
         """Takes attention heads of any width: that of the hidden state need not be a multiple of their number."""

@@ -115,6 +115,13 @@ class LlamaDuelingQForCausalLM(QPreTrainedModel, LlamaForCausalLM):
                 )
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         rest = {key: argument for key, argument in kwargs.items() if key not in HUB_ARGUMENTS}
+        # `AutoModelForCausalLM` has read the configuration beside the adapter, and would have the adapter loaded too.
+        rest.pop("adapter_kwargs", None)
+        config = rest.pop("config", None)
+        if config is not None:
+            rest = {field: getattr(config, field) for field in HEAD_FIELDS} | rest
+            if config._attn_implementation is not None:
+                rest.setdefault("attn_implementation", config._attn_implementation)
         return load_adapter(
             cls.from_pretrained,
             cls.config_class,

@@ -26,6 +26,7 @@ from .journal import FailureLog, Journal, config_digest
 from .plans import check_executor, check_policy, count, episode_plans
 from .player import EpisodeFailure, Player
 from .policy import Policy
+from .rows import episode_row
 
 
 logger = logging.getLogger(__name__)

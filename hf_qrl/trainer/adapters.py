@@ -14,6 +14,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from ..models.adapters import HEADS, adapter_class, silence_original_heads, task_type_of
+from ..models.configuration_llama_dueling_q import LlamaDuelingQConfig
 from ..models.heads import NONLINEAR_STEMS
 from ..models.modeling_base import QPreTrainedModel
 from .q_learning_config import QLearningConfig
@@ -149,7 +150,9 @@ def complete(peft_config: PeftConfig, model: QPreTrainedModel) -> PeftConfig:
 
 def default_target_modules(config: PeftConfig, model: Any) -> str:
     """PEFT's choice for the architecture, in the language model only, as a regular expression."""
-    model_type = model.config.get_text_config().model_type
+    text_config = model.config.get_text_config()
+    # A Llama with a Q-head has a Llama's layers.
+    model_type = "llama" if isinstance(text_config, LlamaDuelingQConfig) else text_config.model_type
     names: Any = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model_type)
     if config.peft_type != "LORA" or names is None:
         raise ValueError(
@@ -191,7 +194,7 @@ def check_adapter(model: Any) -> None:
             "The heads of the adapter are all zero, and such heads learn nothing: they are copies of those that act "
             "while an adapter is disabled. Load the base model anew, and put the adapter on that."
         )
-    if not all(x.requires_grad for x in heads.modules_to_save["default"].parameters()):
+    if not all(x.requires_grad for x in heads.modules_to_save["default"].q.parameters()):
         raise ValueError(
             "The adapter is frozen. Load it with `is_trainable=True`, or build it with `inference_mode=False`."
         )

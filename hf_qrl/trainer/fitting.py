@@ -82,13 +82,13 @@ def fit_q_min(args: QRLHFConfig, dataset: Dataset | IterableDataset | None, valu
     smallest = statistics.discounted_return_min
     if args.q_min is not None and args.q_min > smallest and args.conservative_scale > 0:
         raise ValueError(
-            f"`q_min` is {args.q_min:g}, and a return-to-go of the data is {smallest:g}: tokens that the data does "
-            "not take would be pulled above those it takes, and the policy would choose them. Leave `q_min` out, or "
-            f"set it to {smallest:g} or less."
+            f"`q_min` is {args.q_min}, and a return-to-go of the data is {smallest}: tokens that the data does not "
+            "take would be pulled above those it takes, and the policy would choose them. Leave `q_min` out, or set "
+            f"it to {smallest} or less."
         )
     if args.q_min is not None:
         return args.q_min
-    if statistics.continues_elsewhere and not statistics.pays_only_at_end:
+    if args.conservative_scale > 0 and statistics.continues_elsewhere and not statistics.pays_only_at_end:
         # A row of one turn does not tell what its episode is worth.
         if value_min is None or not math.isfinite(value_min):
             raise ValueError(

@@ -80,6 +80,8 @@ class QLearningTrainer(BaseTrainer):
         loaded = load_model(model, args, self._put_heads, quantization_config)
         adapted = adapt(loaded, peft_config, args, revision)
         model = base_of(adapted)
+        for head in model.heads.online():
+            head.requires_grad_(True)  # a trainer of another algorithm may have left one frozen
         self._prepare_model(model, args)
         freeze_and_check(model, args)
 

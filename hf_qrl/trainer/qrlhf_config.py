@@ -74,6 +74,11 @@ class QRLHFConfig(QLearningConfig):
             raise ValueError(f"`q_min` must be a finite number, got {self.q_min}.")
         if self.target_network not in ("head", "model"):
             raise ValueError(f'`target_network` must be "head" or "model", got {self.target_network!r}.')
+        if self.target_network == "model" and self.save_only_model and self.load_best_model_at_end:
+            raise ValueError(
+                "`load_best_model_at_end` restores the target network with the model, and `save_only_model` does not "
+                'save it. Leave one of them out, or use `target_network="head"`.'
+            )
 
 
 __all__ = ["QRLHFConfig"]

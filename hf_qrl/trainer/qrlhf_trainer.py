@@ -19,6 +19,7 @@ from ..models import (
 )
 from ..models.modeling_base import ILQLPreTrainedModel
 from .fitting import fit_q_min
+from .processes import fsdp_is_asked_for
 from .q_learning_trainer import QLearningTrainer
 from .qrlhf_config import QRLHFConfig
 from .targets import ModelAverage, ModelTargetUpdateCallback, TargetUpdateCallback
@@ -88,11 +89,24 @@ class QRLHFTrainer(QLearningTrainer):
                 f"Autoregressive Q-learning trains one Q-head, and the model has {model.config.num_q_heads}: build it "
                 "with `num_q_heads=1`."
             )
-        if args.target_network == "model" and (is_deepspeed_zero3_enabled() or args.fsdp):
-            raise ValueError(
-                '`target_network="model"` averages whole weights, which ZeRO-3 and FSDP spread over the processes. '
-                'Use `target_network="head"`.'
-            )
+        if args.target_network == "model":
+            if is_deepspeed_zero3_enabled() or fsdp_is_asked_for(args):
+                raise ValueError(
+                    '`target_network="model"` averages whole weights, which ZeRO-3 and FSDP spread over the '
+                    'processes. Use `target_network="head"`.'
+                )
+            if args.freeze_base:
+                raise ValueError(
+                    '`target_network="model"` averages the language model, which `freeze_base=True` leaves as it is. '
+                    'Use `target_network="head"`.'
+                )
+            if model.config.head_type == "tied":
+                raise ValueError(
+                    'A target head of type "tied" reads the output embedding of the model in training, not the one '
+                    'that `target_network="model"` would average. Use `target_network="head"`, or another head.'
+                )
+        if not args.clones and args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = True  # the output embedding has no part in the loss
         if isinstance(model, ILQLPreTrainedModel):
             model.heads.v.requires_grad_(False)  # it has no part in the loss, for which other processes would wait
 
@@ -152,6 +166,11 @@ class QRLHFTrainer(QLearningTrainer):
         if self.args.target_network == "model" and checkpoint is not None:
             self.average = ModelAverage(self.accelerator.unwrap_model(self.model))
             self.average.load(checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.average is not None:
+            self.average.load(self.state.best_model_checkpoint)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)

@@ -34,6 +34,8 @@ class TargetUpdateCallback(TrainerCallback):
         # them.
         for buffer in self.trainer.bare_model.buffers():
             broadcast(buffer)
+        if state.global_step < self.warmup_steps:
+            self.trainer.bare_model.heads.update_targets(1.0)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer.accelerator.optimizer_step_was_skipped:
@@ -58,6 +60,21 @@ class ModelTargetUpdateCallback(TargetUpdateCallback):
     def update(self, alpha: float) -> None:
         super().update(alpha)
         self.trainer.average.update(alpha)
+
+
+class ForwardOfClass(nn.Module):
+    """
+    A model with the `forward` of its class. That of the object may have accelerate's autocast around it, which must
+    not be entered again within itself: autocast would stay on after it.
+    """
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        base = base_of(self.model)
+        return type(base).forward(base, **inputs)
 
 
 class ModelAverage:
@@ -89,12 +106,12 @@ class ModelAverage:
         What the averaged model hands to a `loss_fn`: hidden states `(B, n, d)`, and those of the next rows `(B, d)` if
         the inputs of `forward` have such.
         """
-        weights = {name: average.to(self.trained[name].dtype) for name, average in self.weights.items()}
+        weights = {f"model.{name}": x.to(self.trained[name].dtype) for name, x in self.weights.items()}
         training = self.model.training
         self.model.eval()
         states = {"loss_fn": lambda hidden_states, heads, lm_head, next_state: (hidden_states, next_state)}
         try:
-            return functional_call(self.model, weights, kwargs={**inputs, **states}).loss
+            return functional_call(ForwardOfClass(self.model), weights, kwargs={**inputs, **states}).loss
         finally:
             self.model.train(training)
 

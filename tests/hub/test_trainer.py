@@ -8,9 +8,18 @@ from huggingface_hub import ModelCard
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback
 
-from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLCausalLMConfig, ILQLConfig, ILQLForCausalLM, ILQLTrainer
+from hf_qrl import (
+    AutoModelForCausalLMWithILQLHeads,
+    ILQLCausalLMConfig,
+    ILQLConfig,
+    ILQLForCausalLM,
+    ILQLTrainer,
+    LlamaDuelingQForCausalLM,
+    QRLHFConfig,
+    QRLHFTrainer,
+)
 from tests.hub.hub_server import TOKEN, card_errors
 
 
@@ -78,6 +87,29 @@ class TestPush:
         assert_same_bits(model, trainer.model)
         inputs = AutoTokenizer.from_pretrained(REPO)("a b", return_tensors="pt")
         output, expected = (x.eval().generate(**inputs, max_new_tokens=3, beta=4.0) for x in (model, trainer.model))
+        assert torch.equal(output, expected) and output.shape[1] > inputs["input_ids"].shape[1]
+
+    def test_pushed_llama_with_a_q_head_loads_and_generates(
+        self, make_base, hub, tokenizer, assert_same_bits, tmp_path
+    ):
+        make_base("llama").push_to_hub("user/base")
+        trainer = QRLHFTrainer(
+            "user/base",
+            args=QRLHFConfig(str(tmp_path / "walker"), target_network="model", **QUIET),
+            train_dataset=Dataset.from_list(ROWS * 4),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        trainer.push_to_hub(dataset_name="user/walks")
+        assert set(hub.files(REPO)) == MODEL | TOKENIZER
+        data = card_of(hub).data
+        assert (data.library_name, data.base_model, data.datasets) == ("hf_qrl", "user/base", ["user/walks"])
+        assert {"hf_qrl", "qrlhf"} <= set(data.tags)
+        model = AutoModelForCausalLM.from_pretrained(REPO)
+        assert type(model) is LlamaDuelingQForCausalLM
+        assert_same_bits(model, trainer.model)
+        inputs = AutoTokenizer.from_pretrained(REPO)("a b", return_tensors="pt")
+        output, expected = (x.eval().generate(**inputs, max_new_tokens=3) for x in (model, trainer.model))
         assert torch.equal(output, expected) and output.shape[1] > inputs["input_ids"].shape[1]
 
     def test_card_tells_what_was_trained(self, make_trainer, make_base, hub, tokenizer):

@@ -31,11 +31,13 @@ from hf_qrl import (
     AutoModelForSeq2SeqLMWithILQLHeads,
     ILQLConfig,
     ILQLTrainer,
+    QRLHFConfig,
+    QRLHFTrainer,
 )
 from hf_qrl.losses.vocabulary import vocabulary_loss
 
 
-class CPUShardingTrainer(ILQLTrainer):
+class ShardsOnCPUs:
     """
     FSDP2 on CPUs. accelerate asks for accelerators before it shards, and runs DDP without; it is told here, after it
     has looked, that FSDP it is. All that follows is its own doing, and the trainer's.
@@ -47,6 +49,20 @@ class CPUShardingTrainer(ILQLTrainer):
         for state in (PartialState, AcceleratorState):
             state._shared_state["distributed_type"] = DistributedType.FSDP
         self.is_fsdp_enabled = True
+
+
+class CPUShardingILQLTrainer(ShardsOnCPUs, ILQLTrainer):
+    pass
+
+
+class CPUShardingQRLHFTrainer(ShardsOnCPUs, QRLHFTrainer):
+    pass
+
+
+ALGORITHMS = {
+    "ilql": (ILQLConfig, ILQLTrainer, CPUShardingILQLTrainer),
+    "qrlhf": (QRLHFConfig, QRLHFTrainer, CPUShardingQRLHFTrainer),
+}
 
 
 def whole(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -121,7 +137,8 @@ def execute(run: dict[str, Any], sharding: dict[str, Any]) -> dict[str, Any]:
 
     - `model` (a directory, which the trainer loads) or `live` (a directory, loaded before), `head_arguments`,
       `live_seeds` (one per process, to draw other weights on each);
-    - `data`, `args`: a directory, and arguments of `ILQLConfig`;
+    - `algorithm`: `"ilql"` (by default) or `"qrlhf"`;
+    - `data`, `args`: a directory, and arguments of `ILQLConfig` or `QRLHFConfig`;
     - `resize`: number of tokens to resize the loaded model to;
     - `peft`: arguments of a `LoraConfig`;
     - `tokenizer`, `num_eval_rows`, `generate_at`, `resume`, `save`: what else to do.
@@ -132,13 +149,14 @@ def execute(run: dict[str, Any], sharding: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(run["args"])
     if "live" not in run and "head_arguments" in run:
         arguments["model_init_kwargs"] = run["head_arguments"]
-    args = ILQLConfig(**arguments, **sharding)
+    config_class, trainer_class, sharding_class = ALGORITHMS[run.get("algorithm", "ilql")]
+    args = config_class(**arguments, **sharding)
     if "resize" in run:
         # Loaded while DeepSpeed's configuration is there: ZeRO-3 has it in parts.
         model = AutoModelForCausalLMWithILQLHeads.from_pretrained(model)
         model.resize_token_embeddings(run["resize"], mean_resizing=False)
     data = load_from_disk(run["data"])
-    trainer = (CPUShardingTrainer if args.fsdp else ILQLTrainer)(
+    trainer = (sharding_class if args.fsdp else trainer_class)(
         model,
         args=args,
         train_dataset=data,
@@ -149,6 +167,7 @@ def execute(run: dict[str, Any], sharding: dict[str, Any]) -> dict[str, Any]:
     recorder = Recorder(trainer, run.get("generate_at"))
     trainer.add_callback(recorder)
     trainer.train(resume_from_checkpoint=run.get("resume"))
+    average = getattr(trainer, "average", None)
     results = {
         "start": recorder.start,
         "shares": recorder.shares,
@@ -158,6 +177,7 @@ def execute(run: dict[str, Any], sharding: dict[str, Any]) -> dict[str, Any]:
         "state": whole(trainer.bare_model),
         "log": trainer.state.log_history,
         "best": trainer.state.best_model_checkpoint,
+        "average": {name: x.clone() for name, x in average.weights.items()} if average is not None else {},
     }
     if "save" in run:
         trainer.save_model(run["save"])
