@@ -226,8 +226,8 @@ class Job(NamedTuple):
     algorithm: str = "ilql"  # or "mc", "qrlhf"
 
 
-def train(job: Job, arguments: ScriptArguments) -> Path:
-    """Trains a small Llama with ILQL heads from scratch; every step sees all rows. Returns where it is saved."""
+def train(job: Job, arguments: ScriptArguments) -> tuple[Path, float]:
+    """Trains a small Llama with heads from scratch; every step sees all rows. Returns its folder, and the seconds."""
     torch.set_num_threads(arguments.threads)
     set_seed(job.seed)
     tokenizer = make_tokenizer()
@@ -286,13 +286,13 @@ def train(job: Job, arguments: ScriptArguments) -> Path:
         # From the lowest value there is: what is good then spreads from the goal. From above, the values of what the
         # data do not show would stay too high for long.
         trainer.model.heads.set_constant(trainer.value_min)
-    trainer.train()
+    seconds = trainer.train().metrics["train_runtime"]
     trainer.save_model()
-    return directory
+    return directory, seconds
 
 
-def train_all(jobs: list[Job], arguments: ScriptArguments) -> Iterator[Path]:
-    """Yields the folder of each model in turn; with several processes, later ones are being trained meanwhile."""
+def train_all(jobs: list[Job], arguments: ScriptArguments) -> Iterator[tuple[Path, float]]:
+    """Yields what `train` returns of each job in turn; with several processes, later ones are trained meanwhile."""
     if arguments.processes == 1:
         yield from (train(job, arguments) for job in jobs)
         return
@@ -373,7 +373,7 @@ def published_rows(task: str) -> dict[str, dict[str, Any]]:
 def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     table = Table(title=title)
     table.add_column("policy")
-    for column in ("exact return", "sampled (95% interval)", "success", "score", "cells right"):
+    for column in ("exact return", "sampled (95% interval)", "success", "score", "cells right", "steps", "time"):
         table.add_column(column, justify="right")
     for name, row in rows.items():
         sampled = f"{row['sampled']:.2f} ({row['low']:.2f} to {row['high']:.2f})" if "sampled" in row else ""
@@ -384,6 +384,8 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
             f"{row['success']:.3f}" if "success" in row else "",
             f"{row['normalized']:.1f}",
             f"{row['cells_right']:.2f}" if "cells_right" in row else "",
+            str(row["steps"]) if "steps" in row else "",
+            f"{row['seconds']:.0f} s" if "seconds" in row else "",
         )
     Console().print(table)
 
@@ -455,7 +457,7 @@ def main(arguments: ScriptArguments) -> dict[str, dict[str, Any]]:
     slow: dict[str, ModelPolicy] = {}
     fast: dict[str, ModelPolicy] = {}
     reply = {"max_new_tokens": 3 if arguments.textual else 1, "batch_size": 256}
-    for job, directory in zip(jobs, train_all(jobs, arguments), strict=True):
+    for job, (directory, seconds) in zip(jobs, train_all(jobs, arguments), strict=True):
         load = LlamaDuelingQForCausalLM if job.algorithm == "qrlhf" else AutoModelForCausalLMWithILQLHeads
         model = load.from_pretrained(directory).eval()
         group, beta = (fast if job.name.startswith(("ILQL", "QRLHF")) else slow), arguments.beta
@@ -465,18 +467,18 @@ def main(arguments: ScriptArguments) -> dict[str, dict[str, Any]]:
             measured.append(("BC", 0.0, slow))
         for name, beta, group in measured:
             group[name] = ModelPolicy(model, tokenizer, beta=beta, **reply)
-            results[name] = {}
+            results[name] = {"steps": job.steps, "seconds": seconds}
             if not arguments.partially_observed:  # where the cell alone decides what the model does
                 policy, values = inspect(model, arguments, beta)
                 exact = float(np.mean(list(policy_returns(policy).values())))
-                results[name] = {
+                results[name] |= {
                     "return": exact,
                     "normalized": normalized_score(exact, scale),
                     "cells_right": share_right(policy),
                 }
                 if name == first:
                     save_picture(policy, values, arguments.output_dir / "maze.png")
-            print(f"{name}: {results[name] or 'trained'}", flush=True)
+            print(f"{name}: {results[name]}", flush=True)
 
     for group, samples in ((slow, arguments.baseline_samples), (fast, arguments.samples)):
         played = play(group, samples, arguments) if group and samples else {}

@@ -45,6 +45,8 @@ def arguments(example, tmp_path_factory):
         samples=1,
         baseline_samples=0,
         processes=1,
+        qrlhf=True,
+        qrlhf_steps=2,
     )
 
 
@@ -108,7 +110,7 @@ def test_returns_to_go_are_discounted_means(example):
 def test_exact_probabilities_agree_with_what_is_played(example, arguments, textual):
     arguments = example.ScriptArguments(**{**vars(arguments), "textual": textual})
     job = example.Job("any", 0, example.transitions(example.make_episodes(arguments)), steps=2)
-    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(example.train(job, arguments)).eval()
+    model = AutoModelForCausalLMWithILQLHeads.from_pretrained(example.train(job, arguments)[0]).eval()
     policy, values = example.inspect(model, arguments, beta=1.0)
     assert set(policy) == set(values) == set(STARTS)
     assert all(0 < sum(chances.values()) <= 1 + 1e-5 for chances in policy.values())
@@ -135,7 +137,9 @@ def test_share_right(example):
 
 def test_short_run(example, arguments, capsys):
     table = example.main(arguments)
-    assert {"BC", "filtered BC, successes", "filtered BC, best 10%", "MC", "ILQL, seed 0"} <= set(table)
+    assert {"BC", "filtered BC, successes", "filtered BC, best 10%", "MC", "ILQL, seed 0", "QRLHF, seed 0"} <= set(
+        table
+    )
     assert table["optimum"]["return"] == pytest.approx(-6.84)
     assert table["LMRL-Gym's ILQL"] == {"return": -6.97, "normalized": 99.9}
     assert table["ILQL, seed 0"]["n"] == 25
