@@ -154,7 +154,8 @@ def test_a_collector_that_is_killed_goes_on(tmp_path, undisturbed, kind):
             collector.kill()
             collector.wait()
             assert len(workers) >= 3
-            assert wait_until(lambda workers=workers: not any(alive(pid) for pid in workers))
+            # Ray notices late that its driver is gone, on a busy machine.
+            assert wait_until(lambda workers=workers: not any(alive(pid) for pid in workers), 180)
             before = journal_rows(tmp_path)
             # As if it had been in the middle of a row.
             with journal.open("ab") as file:
