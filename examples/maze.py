@@ -387,7 +387,8 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
             str(row["steps"]) if "steps" in row else "",
             f"{row['seconds']:.0f} s" if "seconds" in row else "",
         )
-    Console().print(table)
+    # Wide enough for the intervals also where the output goes to a file.
+    Console(width=max(Console().width, 120)).print(table)
 
 
 def save_picture(policy: Policy, values: Mapping[Cell, float], path: Path) -> None:
