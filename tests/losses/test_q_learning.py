@@ -361,7 +361,7 @@ def loop_over_batch(
         means["loss/td"] + conservative_scale / 2 * means["loss/conservative"] + cloning_scale * means["loss/cloning"]
     )
     loss = loss / (total if num_items is None else num_items)
-    means = {name: torch.as_tensor(x).item() / total for name, x in means.items()}
+    means = {name: float(x) / total for name, x in means.items()}
     means |= {name: sum(xs) / len(xs) for name, xs in rows.items() if xs}
     means["truncated_fraction"] = sum(truncated_rows) / len(truncated_rows)
     return loss, means
@@ -409,7 +409,7 @@ def assert_equal_to_loop(arguments, averaged, leaves, **options):
         means["loss"] = expected.item()
     else:
         metrics.pop("loss")
-    assert metrics == pytest.approx(means, rel=0, abs=1e-7)
+    assert metrics == pytest.approx(means, rel=0, abs=1e-9)
 
 
 class TestAgainstLoop:
