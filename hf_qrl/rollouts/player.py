@@ -272,6 +272,7 @@ class Player:
         todo = {episode.plan.episode_id: episode for episode in acting}
         for attempt in range(1, MAX_ATTEMPTS + 1):
             again: dict[str, Episode] = {}
+            hung = set()
             for name, outcome in self._run([self._step_task(episode) for episode in todo.values()], list(todo)):
                 episode = todo[name]
                 if outcome.failure is None:
@@ -281,13 +282,15 @@ class Player:
                         given_up.append(episode)
                 elif _may_succeed(outcome, attempt, episode.start.stateful):
                     again[name] = episode
+                    if outcome.failure.kind == "timeout":
+                        hung.add(name)
                 else:
                     ended.append(_failed(episode.plan, len(episode.rewards), outcome, attempt))
                     given_up.append(episode)
             # One at a time: if it kills its worker again, it takes no other episode with it.
             for name in [name for name, episode in again.items() if episode.start.stateful]:
                 episode = again.pop(name)
-                failure = self._replay(episode)
+                failure = self._replay(episode, name in hung)
                 if failure is not None:
                     ended.append(failure)
                 elif episode.over:
@@ -301,8 +304,11 @@ class Player:
         self._release(given_up)
         return ended
 
-    def _replay(self, episode: Episode) -> EpisodeFailure | None:
-        """Plays a lost episode again up to its last observation, in any worker, and then its new action."""
+    def _replay(self, episode: Episode, hung: bool) -> EpisodeFailure | None:
+        """
+        Plays a lost episode again up to its last observation, in any worker, and then its new action. `hung`: its own
+        call took too long, it was not lost with another's.
+        """
         plan, turn = episode.plan, len(episode.rewards)
         actions = [action.text for action in episode.actions[:-1]]
         for attempt in range(2, MAX_ATTEMPTS + 1):
@@ -315,8 +321,9 @@ class Player:
                 if outcome.failure is None:
                     self._absorb(episode, outcome.value)
                     return None
-            if not _may_succeed(outcome, attempt, stateful=True):
+            if not _may_succeed(outcome, attempt, stateful=True, hung=hung):
                 break
+            hung |= outcome.failure.kind == "timeout"
         return _failed(plan, turn, outcome, attempt)
 
     def _step_task(self, episode: Episode) -> Task:
@@ -367,9 +374,9 @@ def start_tools(start: HostStart) -> list[dict[str, Any]] | None:
     return start.metadata.get("_tools") if isinstance(start.metadata, dict) else None
 
 
-def _may_succeed(outcome: Outcome, attempt: int, stateful: bool = False) -> bool:
+def _may_succeed(outcome: Outcome, attempt: int, stateful: bool = False, hung: bool = False) -> bool:
     """
-    Whether to make a failed call again. The executor did so itself where a worker died, but not with the episodes
+    Whether to make a failed call again, which took too long before if it `hung`. The executor did so itself where a worker died, but not with the episodes
     that the worker held: these are played again.
     """
     failure = outcome.failure
@@ -379,7 +386,7 @@ def _may_succeed(outcome: Outcome, attempt: int, stateful: bool = False) -> bool
         error = failure.error
         return isinstance(error, EnvironmentFailure) and error.failure_class == FailureClass.INFRA
     # One that hangs twice will hang for ever, and each time costs the whole deadline.
-    return stateful and (failure.kind == "lost" or (failure.kind == "timeout" and attempt == 1))
+    return stateful and (failure.kind == "lost" or (failure.kind == "timeout" and not hung))
 
 
 def _failed(plan: EpisodePlan, turn: int, outcome: Outcome, attempts: int) -> EpisodeFailure:

@@ -98,6 +98,51 @@ def test_what_hangs_is_tried_once_more_if_the_executor_could_not(env, steps):
     assert executor.steps == steps
 
 
+class Scripted(LocalExecutor):
+    """Reports that its first steps failed, as told."""
+
+    def __init__(self, factory, kinds):
+        super().__init__(factory)
+        self.kinds = list(kinds)
+
+    def _run(self, tasks):
+        for task in tasks:
+            if task.method == "step" and self.kinds:
+                failure = TaskFailure(self.kinds.pop(0), None, "told so", "", 1)
+                yield Outcome(task.key, 0, failure=failure)
+            else:
+                yield from super()._run([task])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "end"),
+    [
+        (["lost"], "ok"),
+        (["timeout"], "ok"),
+        (["lost", "lost"], "ok"),
+        # Lost with another's episode, it has not hung yet.
+        (["lost", "timeout"], "ok"),
+        (["timeout", "lost"], "ok"),
+        (["timeout", "timeout"], "timeout"),
+        (["lost", "timeout", "timeout"], "timeout"),
+        (["timeout", "lost", "timeout"], "timeout"),
+        (["lost", "lost", "lost"], "crashed"),
+    ],
+)
+def test_an_episode_is_given_up_for_what_it_did_itself(kinds, end):
+    with Scripted(host_factory(TreasureHunt), kinds) as executor:
+        dataset, report = collect_episodes(
+            RandomPolicy(), TreasureHunt, 1, executor=executor, max_error_rate=1.0, return_report=True, **QUIET
+        )
+    assert not executor.kinds
+    if end == "ok":
+        expected = collect_episodes(RandomPolicy(), TreasureHunt, 1, **QUIET)
+        assert dataset.to_list() == expected.to_list()
+    else:
+        (failure,) = report.failures
+        assert (failure.kind, failure.attempts) == (end, len(kinds))
+
+
 @pytest.mark.parametrize("always", [(), pytest.param((3,), marks=pytest.mark.slow)])
 def test_processes_die_and_no_neighbour_is_lost(always, tmp_path):
     env = partial(Crashing, str(tmp_path / "marker"), always)
