@@ -47,11 +47,19 @@ _OPTIONAL_COLUMNS: dict[str, Any] = {
     "metadata": None,
     "info": None,
 }
-_TOKEN_COLUMNS: dict[str, Any] = {"turn_token_ids": None, "turn_logprobs": None, "tokenizer_id": None}
+_TOKEN_COLUMNS: dict[str, Any] = {
+    "turn_token_ids": None,
+    "turn_logprobs": None,
+    "turn_prompt_ids": None,
+    "tokenizer_id": None,
+}
 _JSON_COLUMNS = ("env_kwargs", "tools", "turn_reward_components", "policy", "turn_legal_actions", "metadata", "info")
 _REQUIRED_COLUMNS = ("messages", "turn_rewards", "terminated", "truncated", "return")
 # Of other columns than `messages`, one entry per assistant message.
-_TURN_COLUMNS = ("turn_finish", "turn_reward_components", "turn_legal_actions", "turn_token_ids", "turn_logprobs")
+_TURN_COLUMNS = (
+    *("turn_finish", "turn_reward_components", "turn_legal_actions"),
+    *("turn_token_ids", "turn_logprobs", "turn_prompt_ids"),
+)
 
 
 def episode_features(structured_messages: bool = False, tokens: bool = False) -> Features:
@@ -62,7 +70,7 @@ def episode_features(structured_messages: bool = False, tokens: bool = False) ->
         structured_messages (`bool`, *optional*, defaults to `False`):
             Whether messages hold more than the strings "role" and "content", tool calls for instance.
         tokens (`bool`, *optional*, defaults to `False`):
-            Whether the sampled tokens and their log-probabilities are stored.
+            Whether the sampled tokens, their log-probabilities and the tokens they were sampled after are stored.
 
     Returns:
         [`~datasets.Features`]: `schema_version`, `episode_id`, `run_id` (strings); `env_id` (string), `env_kwargs`
@@ -102,6 +110,7 @@ def episode_features(structured_messages: bool = False, tokens: bool = False) ->
         features |= {
             "turn_token_ids": List(List(Value("int64"))),
             "turn_logprobs": List(List(Value("float64"))),
+            "turn_prompt_ids": List(List(Value("int64"))),
             "tokenizer_id": Value("string"),
         }
     return Features(features)

@@ -176,7 +176,7 @@ def collect_episodes(
         max_error_rate (`float`, *optional*, defaults to 0.1):
             Share of the requested episodes that may fail.
         keep_tokens (`bool`, *optional*, defaults to `False`):
-            Whether to store the sampled tokens and their log-probabilities.
+            Whether to store the sampled tokens, their log-probabilities, and the tokens that each turn was read from.
         task (`str`, *optional*, defaults to `""`):
             Name of the task, for the record.
         run_seed (`int`, *optional*, defaults to 0):

@@ -213,7 +213,9 @@ class ModelPolicy(Policy):
         for row, logprobs in enumerate(sampler.logprobs()):
             ids = stops.token_ids[row]
             finish = stops.finishes[row] or "length"
-            actions.append(Action(stops.text(row), finish, ids, logprobs[: len(ids)], len(ids), len(prompts[row])))
+            actions.append(
+                Action(stops.text(row), finish, ids, logprobs[: len(ids)], len(ids), len(prompts[row]), prompts[row])
+            )
         return actions
 
     def _generation_config(self, max_new_tokens: int, pad: int) -> Any:

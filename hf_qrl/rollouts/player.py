@@ -376,8 +376,8 @@ def start_tools(start: HostStart) -> list[dict[str, Any]] | None:
 
 def _may_succeed(outcome: Outcome, attempt: int, stateful: bool = False, hung: bool = False) -> bool:
     """
-    Whether to make a failed call again, which took too long before if it `hung`. The executor did so itself where a worker died, but not with the episodes
-    that the worker held: these are played again.
+    Whether to make a failed call again, which took too long before if it `hung`. The executor did so itself where a
+    worker died, but not with the episodes that the worker held: these are played again.
     """
     failure = outcome.failure
     if failure is None or attempt >= MAX_ATTEMPTS:

@@ -44,6 +44,8 @@ class Action:
             Number of tokens of the reply; 0 if the policy knows none.
         num_prompt_tokens (`int`, *optional*, defaults to 0):
             Number of tokens it was read from.
+        prompt_ids (`list[int]`, *optional*):
+            These tokens.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Action:
     logprobs: list[float] | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    prompt_ids: list[int] | None = None
 
 
 class Policy(ABC):
@@ -277,6 +280,8 @@ def _checked_action(name: str, action: Any) -> Action:
         if len(ids) != len(logprobs):
             raise ValueError(f"An action {origin} has {len(ids)} `token_ids` and {len(logprobs)} `logprobs`.")
         numbers.update(token_ids=ids, logprobs=logprobs)
+    if action.prompt_ids is not None:
+        numbers["prompt_ids"] = _numbers(f"`prompt_ids` of an action {origin}", action.prompt_ids, Integral)
     return replace(action, **numbers)
 
 

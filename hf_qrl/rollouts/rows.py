@@ -42,6 +42,8 @@ def _checked_row(episode: Episode, constants: dict[str, Any], keep_tokens: bool)
     if keep_tokens:
         columns["turn_token_ids"] = [action.token_ids for action in actions]
         columns["turn_logprobs"] = [action.logprobs for action in actions]
+        if all(action.prompt_ids is not None for action in actions):
+            columns["turn_prompt_ids"] = [action.prompt_ids for action in actions]
     success = episode.infos[-1].get("success")
     if not isinstance(success, bool | None):
         raise ValueError(f"`success` must be True or False, got {success!r}.")

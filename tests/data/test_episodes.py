@@ -87,6 +87,7 @@ def test_tool_calls_and_tokens(tmp_path):
         tools=tools,
         turn_token_ids=[[5, 6]],
         turn_logprobs=[[-0.1, -1 / 3]],
+        turn_prompt_ids=[[1, 2, 3]],
         tokenizer_id="t",
     )
     dataset = episodes_dataset([row])

@@ -277,6 +277,8 @@ def test_tokens_are_kept(make_model, tokenizer):
         for text, tokens, logprobs in zip(replies, row["turn_token_ids"], row["turn_logprobs"], strict=True):
             assert tokenizer.decode(tokens, skip_special_tokens=True) == text
             assert len(tokens) == len(logprobs) and max(logprobs) <= 0
+        starts = [i for i, message in enumerate(row["messages"]) if message["role"] == "assistant"]
+        assert row["turn_prompt_ids"] == [policy.prompt(row["messages"][:start]) for start in starts]
     with pytest.raises(ValueError, match="keep_tokens"):
         collect_episodes(RandomPolicy(), TreasureHunt, 3, keep_tokens=True, **QUIET)
 

@@ -155,7 +155,7 @@ def alive(pid: int) -> bool:
     """Whether a process runs; one that is dead and only not yet buried does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
         return False
     return state not in "ZX"
 
