@@ -3,27 +3,19 @@
 
 import math
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, ClassVar
 
-from transformers import TrainingArguments
+from .base_config import BaseConfig
 
 
 @dataclass
-class QLearningConfig(TrainingArguments):
+class QLearningConfig(BaseConfig):
     r"""
-    What [`ILQLConfig`] and [`QRLHFConfig`] add to [`~transformers.TrainingArguments`] alike.
+    What [`ILQLConfig`] and [`QRLHFConfig`] add alike to [`BaseConfig`], which has the arguments of the model and of
+    the logging, and to [`~transformers.TrainingArguments`].
 
     Args:
-        > Parameters that control the model
-
-        model_init_kwargs (`dict[str, Any]`, *optional*):
-            Arguments of `from_pretrained` of the model, if it is given by name:
-            `{"head_type": "tied", "dtype": "bfloat16"}`.
         freeze_base (`bool`, *optional*, defaults to `False`):
             Whether to train the heads only; the language model stays frozen afterwards.
-        disable_dropout (`bool`, *optional*, defaults to `True`):
-            Whether to set every dropout probability to zero.
 
         > Parameters that control the data preprocessing
 
@@ -54,47 +46,15 @@ class QLearningConfig(TrainingArguments):
             Bounds of the targets. By default derived from the rewards of the training data and `gamma`; infinite for
             streamed data.
 
-        > Parameters that control the logging
-
-        log_completions (`bool`, *optional*, defaults to `False`):
-            Whether to print a table of completions sampled from the policy, with their Q-values.
-        log_completions_steps (`int`, *optional*):
-            Number of optimizer steps between two tables; that of `logging_steps` if not given.
-        num_completions_to_print (`int`, *optional*, defaults to 4):
-            Number of completions in a table.
-        max_completion_length (`int`, *optional*, defaults to 64):
-            Longest completion in a table, in tokens.
-
-    > These defaults differ from [`~transformers.TrainingArguments`]: `learning_rate=1e-4`, `logging_steps=10`, and
-    > `logging_nan_inf_filter=False`, so that a run that has diverged shows it.
+    > This default differs from [`~transformers.TrainingArguments`]: `learning_rate=1e-4`.
     """
 
-    # The argument that weighs the term which holds the language model to the data.
-    cloning_argument: ClassVar[str]
-
-    _VALID_DICT_FIELDS = TrainingArguments._VALID_DICT_FIELDS + ["model_init_kwargs"]
-
     learning_rate: float = field(default=1e-4, metadata={"help": "The initial learning rate."})
-    logging_steps: float = field(default=10, metadata={"help": "Number of steps (or share of all) between two logs."})
-
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Whether to log the mean of the other losses in the place of NaN."}
-    )
-
-    model_init_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Arguments of `from_pretrained`, for a model given by name."},
-    )
     freeze_base: bool = field(default=False, metadata={"help": "Whether to train the heads only."})
-    disable_dropout: bool = field(default=True, metadata={"help": "Whether to set dropout probabilities to zero."})
-
     max_length: int | None = field(default=1024, metadata={"help": "Longest row in tokens; None for no limit."})
     truncation_side: str = field(
         default="right",
         metadata={"help": "Which side of a too long row is cut off.", "choices": ["right", "left"]},
-    )
-    history_window: int | None = field(
-        default=None, metadata={"help": "Number of most recent turns a row reads, the current one included."}
     )
     reward_scaling: str | None = field(
         default=None, metadata={"help": "`standardize` to standardise returns over the training data."}
@@ -109,38 +69,13 @@ class QLearningConfig(TrainingArguments):
     value_min: float | None = field(default=None, metadata={"help": "Lower bound of targets; from the data if unset."})
     value_max: float | None = field(default=None, metadata={"help": "Upper bound of targets; from the data if unset."})
 
-    log_completions: bool = field(default=False, metadata={"help": "Whether to print tables of completions."})
-    log_completions_steps: int | None = field(
-        default=None, metadata={"help": "Number of steps between two tables; `logging_steps` if unset."}
-    )
-    num_completions_to_print: int = field(default=4, metadata={"help": "Number of completions in a table."})
-    max_completion_length: int = field(default=64, metadata={"help": "Longest completion in a table, in tokens."})
-
     @property
     def clones(self) -> bool:
         """Whether the language model is trained on the data."""
         return getattr(self, self.cloning_argument) > 0
 
     def __post_init__(self):
-        if self.greater_is_better is None and "loss/" in (self.metric_for_best_model or ""):
-            # The parent class takes only names that *end* with "loss" for losses.
-            self.greater_is_better = False
-        if self.ddp_broadcast_buffers is None:
-            # The targets move alike on every process; sending them at each forward would be for nothing.
-            self.ddp_broadcast_buffers = False
         super().__post_init__()
-        if self.deepspeed and self.use_cpu:
-            # Without a GPU transformers starts the processes' group past DeepSpeed, which has to know it by the time
-            # a model is loaded in parts.
-            import_module("deepspeed").init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
-        for name in ("fp16_full_eval", "bf16_full_eval"):
-            if getattr(self, name):
-                raise ValueError(
-                    f"`{name}` casts the whole model, targets included, in which small steps are lost afterwards. "
-                    "Leave it out; evaluation runs in the precision of training (`bf16=True`)."
-                )
-        if self.label_smoothing_factor != 0:
-            raise ValueError("`label_smoothing_factor` has no meaning for the losses of Q-learning; leave it out.")
         self._check_between("gamma", 0.0, 1.0)
         for name in ("value_min", "value_max"):
             if getattr(self, name) is not None and math.isnan(getattr(self, name)):
@@ -153,20 +88,7 @@ class QLearningConfig(TrainingArguments):
             raise ValueError(f'`truncation_side` must be "right" or "left", got {self.truncation_side!r}.')
         if self.discount_on not in ("token", "utterance"):
             raise ValueError(f'`discount_on` must be "token" or "utterance", got {self.discount_on!r}.')
-        for name in ("n_step", "log_completions_steps", "num_completions_to_print"):
-            self._check_at_least_one(name)
-
-    def _check_between(self, name: str, low: float, high: float) -> None:
-        if not low <= getattr(self, name) <= high:
-            raise ValueError(f"`{name}` must lie between {low:g} and {high:g}, got {getattr(self, name)}.")
-
-    def _check_not_negative(self, name: str) -> None:
-        if not 0 <= getattr(self, name) < math.inf:
-            raise ValueError(f"`{name}` must be finite and not negative, got {getattr(self, name)}.")
-
-    def _check_at_least_one(self, name: str) -> None:
-        if getattr(self, name) is not None and getattr(self, name) < 1:
-            raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        self._check_at_least_one("n_step")
 
 
 __all__ = ["QLearningConfig"]

@@ -7,6 +7,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from hf_qrl import ILQLConfig
+from hf_qrl.trainer.base_config import BaseConfig
 from hf_qrl.trainer.q_learning_config import QLearningConfig
 
 
@@ -53,11 +54,11 @@ class TestILQLConfig:
             assert f"--{field.name}" in text
 
     def test_every_own_argument_is_described(self):
-        own = set(ILQLConfig.__annotations__) | set(QLearningConfig.__annotations__)
+        own = set().union(*(config.__annotations__ for config in (ILQLConfig, QLearningConfig, BaseConfig)))
         for field in dataclasses.fields(ILQLConfig):
             if field.name in own:
                 assert field.metadata["help"].endswith("."), field.name
-                described = ILQLConfig.__doc__ + QLearningConfig.__doc__
+                described = ILQLConfig.__doc__ + QLearningConfig.__doc__ + BaseConfig.__doc__
                 assert re.search(rf"\b{field.name}( \(|=)", described), field.name
         assert {"tau", "gamma", "max_length", "log_completions"} <= own
 
@@ -114,8 +115,8 @@ def test_buffers_are_not_sent_at_each_forward(tmp_path, given, expected):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bf16_full_eval": True}, "casts the whole model, targets included"),
-        ({"fp16_full_eval": True}, "casts the whole model, targets included"),
+        ({"bf16_full_eval": True}, "casts the whole model, heads included"),
+        ({"fp16_full_eval": True}, "casts the whole model, heads included"),
         ({"label_smoothing_factor": 0.1}, "has no meaning"),
     ],
 )
