@@ -17,6 +17,7 @@ from ..models.adapters import HEADS, adapter_class, silence_original_heads, task
 from ..models.configuration_llama_dueling_q import LlamaDuelingQConfig
 from ..models.heads import NONLINEAR_STEMS
 from ..models.modeling_base import QPreTrainedModel
+from .base_config import BaseConfig
 from .q_learning_config import QLearningConfig
 
 
@@ -28,14 +29,14 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def adapt(model: Any, peft_config: PeftConfig | None, args: QLearningConfig, revision: str | None = None) -> Any:
+def adapt(model: Any, peft_config: PeftConfig | None, args: BaseConfig, revision: str | None = None) -> Any:
     """
     Puts an adapter on a model with heads, or checks the one that is there.
 
     Args:
         model ([`ILQLForCausalLM`] or `peft.PeftModel`): The model; it is changed in place.
         peft_config (`peft.PeftConfig`, *optional*): The adapter; a copy of it is completed and used.
-        args ([`QLearningConfig`]): Training arguments.
+        args ([`BaseConfig`]): Training arguments.
         revision (`str`, *optional*): Revision that the model was loaded at.
 
     Returns:
@@ -55,13 +56,16 @@ def adapt(model: Any, peft_config: PeftConfig | None, args: QLearningConfig, rev
             "them so, or a trainer that was made of this model before. Load the model anew, and use `peft_config=`."
         )
     elif peft_config is None:
-        if vars(model).keys() & {"is_loaded_in_4bit", "is_loaded_in_8bit"} and not args.freeze_base:
+        if vars(model).keys() & {"is_loaded_in_4bit", "is_loaded_in_8bit"} and not (
+            isinstance(args, QLearningConfig) and args.freeze_base
+        ):
             raise ValueError(
                 "The language model is quantised, and its weights cannot be trained: pass `peft_config=` to train an "
                 "adapter, or `freeze_base=True` to train the heads only."
             )
         return model
-    check_arguments(args, base_of(model))
+    if isinstance(args, QLearningConfig):
+        check_arguments(args, base_of(model))
     if not isinstance(model, PeftModel):
         model = put_adapter(model, peft_config, revision)
     silence_original_heads(model)

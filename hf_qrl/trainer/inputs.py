@@ -21,6 +21,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from ..models.modeling_base import HUB_ARGUMENTS, QPreTrainedModel
+from .base_config import BaseConfig
 from .q_learning_config import QLearningConfig
 
 
@@ -35,7 +36,7 @@ def check_dataset_type(name: str, dataset: Any) -> None:
 
 def load_model(
     model: str | PreTrainedModel,
-    args: QLearningConfig,
+    args: BaseConfig,
     put_heads: Callable[[str | PreTrainedModel, PreTrainedConfig, dict[str, Any]], Any],
     quantization_config: Any = None,
 ) -> Any:
@@ -44,7 +45,7 @@ def load_model(
 
     Args:
         model (`str` or `PreTrainedModel`): A name, or a live model with or without heads.
-        args ([`QLearningConfig`]): Training arguments.
+        args ([`BaseConfig`]): Training arguments.
         put_heads (`Callable`):
             Called as `put_heads(model, config, arguments)` for a name or a live model without heads; loads a name, or
             puts heads on the model.
@@ -126,13 +127,7 @@ def freeze_and_check(model: Any, args: QLearningConfig) -> None:
         for parameter in model.language_model_parameters():
             parameter.requires_grad_(False)
     if args.disable_dropout:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            # Attention keeps its probability as a number, and so do stacks that drop whole layers.
-            for name, number in list(vars(module).items()):
-                if ("dropout" in name or "layerdrop" in name) and isinstance(number, float):
-                    setattr(module, name, 0.0)
+        disable_dropout(model)
     dtypes = {x.dtype for x in model.heads.target_q.buffers()}
     if dtypes - {torch.float32, torch.float64}:
         raise ValueError(
@@ -148,4 +143,15 @@ def freeze_and_check(model: Any, args: QLearningConfig) -> None:
         )
 
 
-__all__ = ["check_dataset_type", "freeze_and_check", "load_model", "load_tokenizer"]
+def disable_dropout(model: nn.Module) -> None:
+    """Sets every dropout probability to zero."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        # Attention keeps its probability as a number, and so do stacks that drop whole layers.
+        for name, number in list(vars(module).items()):
+            if ("dropout" in name or "layerdrop" in name) and isinstance(number, float):
+                setattr(module, name, 0.0)
+
+
+__all__ = ["check_dataset_type", "disable_dropout", "freeze_and_check", "load_model", "load_tokenizer"]
