@@ -8,10 +8,9 @@ import torch
 from accelerate.utils import broadcast
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.func import functional_call
 from transformers import Trainer, TrainerCallback
 
-from .adapters import base_of
+from .weight_copy import WeightCopy
 
 
 class TargetUpdateCallback(TrainerCallback):
@@ -62,22 +61,7 @@ class ModelTargetUpdateCallback(TargetUpdateCallback):
         self.trainer.average.update(alpha)
 
 
-class ForwardOfClass(nn.Module):
-    """
-    A model with the `forward` of its class. That of the object may have accelerate's autocast around it, which must
-    not be entered again within itself: autocast would stay on after it.
-    """
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs: Any) -> Any:
-        base = base_of(self.model)
-        return type(base).forward(base, **inputs)
-
-
-class ModelAverage:
+class ModelAverage(WeightCopy):
     """
     Moving average of the weights of a language model that are trained, in float32; weights that are not are shared
     with it, so that of an adapter only the adapter is kept twice. The heads have targets of their own.
@@ -89,10 +73,7 @@ class ModelAverage:
     file_name = "target_network.safetensors"
 
     def __init__(self, model: nn.Module):
-        self.model = model
-        heads = {id(x) for x in base_of(model).heads.parameters()}
-        self.trained = {name: x for name, x in model.named_parameters() if x.requires_grad and id(x) not in heads}
-        self.weights = {name: x.detach().to(torch.float32, copy=True) for name, x in self.trained.items()}
+        super().__init__(model, torch.float32)
 
     @torch.no_grad()
     def update(self, alpha: float) -> None:
@@ -100,20 +81,14 @@ class ModelAverage:
         for name, average in self.weights.items():
             average.lerp_(self.trained[name].to(average.dtype), alpha)
 
-    @torch.no_grad()
     def hidden_states(self, **inputs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """
         What the averaged model hands to a `loss_fn`: hidden states `(B, n, d)`, and those of the next rows `(B, d)` if
         the inputs of `forward` have such.
         """
-        weights = {f"model.{name}": x.to(self.trained[name].dtype) for name, x in self.weights.items()}
-        training = self.model.training
-        self.model.eval()
-        states = {"loss_fn": lambda hidden_states, heads, lm_head, next_state: (hidden_states, next_state)}
-        try:
-            return functional_call(ForwardOfClass(self.model), weights, kwargs={**inputs, **states}).loss
-        finally:
-            self.model.train(training)
+        return self.forward(
+            **inputs, loss_fn=lambda hidden_states, heads, lm_head, next_state: (hidden_states, next_state)
+        ).loss
 
     def save(self, directory: str | Path) -> None:
         save_file({name: x.contiguous() for name, x in self.weights.items()}, Path(directory) / self.file_name)
