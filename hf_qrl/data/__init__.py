@@ -5,6 +5,7 @@ from .chat import training_chat_template, window_messages
 from .collators import DataCollatorForILQL, DataCollatorForSeq2SeqILQL
 from .formats import is_conversational, is_prepared
 from .ilql_types import ILQLBatch, ILQLElement, ILQLSeq2SeqBatch, ILQLSeq2SeqElement
+from .ppo_types import PPORLBatch, PPORLElement, collate_ppo
 from .preparation import prepare_dataset
 from .rewards import episode_returns, standardization
 from .seq2seq import conversation_text
@@ -20,7 +21,10 @@ __all__ = [
     "ILQLElement",
     "ILQLSeq2SeqBatch",
     "ILQLSeq2SeqElement",
+    "PPORLBatch",
+    "PPORLElement",
     "ReturnStatistics",
+    "collate_ppo",
     "conversation_text",
     "episode_returns",
     "is_conversational",

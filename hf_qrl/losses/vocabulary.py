@@ -3,9 +3,10 @@
 Losses over the vocabulary, and its maximum, without a tensor of (rows, vocabulary).
 
 Every loss here is a function of a few statistics of each row `q = W z + b` of vocabulary-sized outputs: the output of
-the token that was taken, `q_a`, and `logsumexp(q)`. With `L_s` the derivative of the loss by statistic s,
+the token that was taken, `q_a`, `logsumexp(q)`, and the entropy `H` of `p = softmax(q)`. With `L_s` the derivative of
+the loss by statistic s,
 
-    dq_v = L_qa [v = a] + L_lse softmax(q)_v,    dz = W^T dq,    dW = sum dq z^T,    db = sum dq,
+    dq_v = L_qa [v = a] + L_lse p_v - L_H p_v (log p_v + H),    dz = W^T dq,    dW = sum dq z^T,    db = sum dq,
 
 so the rows can be evaluated a chunk at a time, the gradients formed while the chunk is at hand, and the chunk thrown
 away. The price is that targets, weights and the normaliser must be known beforehand, and that the loss can be
@@ -32,10 +33,11 @@ def vocabulary_loss(
     row_loss: Callable[..., torch.Tensor],
     row_inputs: tuple[torch.Tensor, ...] = (),
     softcap: float | None = None,
+    with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """
-    `sum_n row_loss(q_a, lse, *row_inputs)` over rows `q = W z + b + offset`, and the two statistics.
+    `sum_n row_loss(q_a, lse, *row_inputs)` over rows `q = W z + b + offset`, and the statistics.
 
     Args:
         z (`torch.Tensor` of shape `(N, D)`): Inputs of the projection.
@@ -43,19 +45,19 @@ def vocabulary_loss(
         offset (`torch.Tensor` of shape `(N,)`, *optional*): A number added to every output of a row.
         actions (`torch.LongTensor` of shape `(N,)`): The token taken in each row.
         row_loss (`Callable`):
-            Maps `(taken, logsumexp, *row_inputs)`, tensors of shape `(C,)`, to losses of shape `(C,)`; rows must not
-            depend on each other.
+            Maps `(taken, logsumexp, *row_inputs)`, with `with_entropy` `(taken, logsumexp, entropy, *row_inputs)`,
+            tensors of shape `(C,)`, to losses of shape `(C,)`; rows must not depend on each other.
         row_inputs (`tuple` of `torch.Tensor` of shape `(N,)`): Targets and weights; no gradient goes into them.
         softcap (`float`, *optional*): Outputs are `softcap * tanh(q / softcap)`, as in Gemma's logits.
+        with_entropy (`bool`, *optional*, defaults to `False`): Whether the entropy of a row is one of its statistics.
         chunk_elements (`int`): Size of the largest temporary tensor.
 
     Returns:
-        The loss, a scalar with gradients to `z`, `weight`, `bias` and `offset`, and `taken (N,)` and `logsumexp (N,)`
-        without gradient. All are float32, or float64 for float64 weights.
+        The loss, a scalar with gradients to `z`, `weight`, `bias` and `offset`, and without gradient `taken (N,)`,
+        `logsumexp (N,)` and, with `with_entropy`, `entropy (N,)`. All are float32, or float64 for float64 weights.
     """
-    return _VocabularyLoss.apply(
-        z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, torch.is_grad_enabled()
-    )
+    options = (softcap, with_entropy, chunk_elements, torch.is_grad_enabled())
+    return _VocabularyLoss.apply(z, weight, bias, offset, actions, row_loss, row_inputs, *options)
 
 
 def vocabulary_maximum(
@@ -147,16 +149,25 @@ def kept_gradients(ctx: Any, grad_loss: torch.Tensor) -> list[torch.Tensor | Non
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled
-    ):  # fmt: skip
+    def forward(ctx, z, *arguments):
         with torch.autocast(z.device.type, enabled=False):
-            return _VocabularyLoss._forward(
-                ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled
-            )
+            return _VocabularyLoss._forward(ctx, z, *arguments)
 
     @staticmethod
-    def _forward(ctx, z, weight, bias, offset, actions, row_loss, row_inputs, softcap, chunk_elements, grad_enabled):
+    def _forward(
+        ctx,
+        z,
+        weight,
+        bias,
+        offset,
+        actions,
+        row_loss,
+        row_inputs,
+        softcap,
+        with_entropy,
+        chunk_elements,
+        grad_enabled,
+    ):
         rows, vocab = z.shape[0], weight.shape[0]
         accumulate = accumulation_dtype(weight)
         chunk = chunk_length(rows, vocab, chunk_elements)
@@ -165,6 +176,7 @@ class _VocabularyLoss(torch.autograd.Function):
         loss = torch.zeros((), dtype=accumulate, device=z.device)
         taken = torch.empty(rows, dtype=accumulate, device=z.device)
         lse = torch.empty_like(taken)
+        entropy = torch.empty_like(taken) if with_entropy else None
         grad_z = torch.empty_like(z) if needs[0] else None
         # The first chunk writes the gradient of the weight, the others add to it: a pass over (V, D) less.
         fill = torch.empty if rows else torch.zeros
@@ -198,17 +210,26 @@ class _VocabularyLoss(torch.autograd.Function):
             if offset is not None:
                 q_a, normaliser = q_a + offset[part], normaliser + offset[part]
             taken[part], lse[part] = q_a, normaliser
+            statistics = [q_a, normaliser]
+            if entropy is not None:
+                surprise = torch.special.entr(p)  # -p log p
+                entropy[part] = surprise.sum(1)
+                statistics.append(entropy[part])
 
             with torch.enable_grad():
-                q_a, normaliser = q_a.detach().requires_grad_(), normaliser.detach().requires_grad_()
-                part_loss = row_loss(q_a, normaliser, *(x[part] for x in row_inputs)).sum()
-                slopes = torch.autograd.grad(part_loss, (q_a, normaliser), allow_unused=True, materialize_grads=True)
+                statistics = [x.detach().requires_grad_() for x in statistics]
+                part_loss = row_loss(*statistics, *(x[part] for x in row_inputs)).sum()
+                slopes = torch.autograd.grad(part_loss, statistics, allow_unused=True, materialize_grads=True)
             loss += part_loss.detach()
             if not any(needs):
                 continue
-            by_taken, by_lse = slopes
+            by_taken, by_lse = slopes[:2]
             if grad_offset is not None:
                 grad_offset[part] = by_taken + by_lse
+            if entropy is not None:
+                by_entropy = slopes[2]
+                p.mul_((by_lse - by_entropy * entropy[part])[:, None]).addcmul_(surprise, by_entropy[:, None])
+                by_lse = torch.ones_like(by_lse)
             if slope is not None:
                 by_taken = by_taken * slope.gather(1, a_part).squeeze(1)
                 p.mul_(slope)
@@ -230,9 +251,10 @@ class _VocabularyLoss(torch.autograd.Function):
                 grad_bias.index_add_(0, a_part[:, 0], by_taken)
 
         keep_gradients(ctx, (grad_z, grad_weight, grad_bias, grad_offset), (z, weight, bias, offset))
-        ctx.mark_non_differentiable(taken, lse)
-        return loss, taken, lse
+        found = (taken, lse) if entropy is None else (taken, lse, entropy)
+        ctx.mark_non_differentiable(*found)
+        return loss, *found
 
     @staticmethod
-    def backward(ctx, grad_loss, _grad_taken, _grad_lse):
-        return (*kept_gradients(ctx, grad_loss), None, None, None, None, None, None)
+    def backward(ctx, grad_loss, *_grad_statistics):
+        return (*kept_gradients(ctx, grad_loss), None, None, None, None, None, None, None)

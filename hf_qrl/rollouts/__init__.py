@@ -8,6 +8,7 @@ from .intervals import Interval, bootstrap_mean
 from .model_policy import ModelPolicy
 from .player import EpisodeFailure
 from .policy import Action, Policy, RandomPolicy, ScriptedPolicy
+from .store import RolloutStore
 
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ModelPolicy",
     "Policy",
     "RandomPolicy",
+    "RolloutStore",
     "ScriptedPolicy",
     "TooManyFailures",
     "bootstrap_mean",
