@@ -8,8 +8,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 from .models import (
     AutoModelForCausalLMWithILQLHeads,
+    AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLMWithILQLHeads,
+    AutoModelForSeq2SeqLMWithValueHead,
     CausalILQLOutput,
+    CausalLMOutputWithValue,
     DuelingHead,
     ILQLCausalLMConfig,
     ILQLForCausalLM,
@@ -18,6 +21,11 @@ from .models import (
     LlamaDuelingQConfig,
     LlamaDuelingQForCausalLM,
     Seq2SeqILQLOutput,
+    Seq2SeqLMOutputWithValue,
+    ValueHeadCausalLMConfig,
+    ValueHeadForCausalLM,
+    ValueHeadForSeq2SeqLM,
+    ValueHeadSeq2SeqLMConfig,
 )
 
 
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
     from .rollouts import collect_episodes, evaluate_policy
     from .trainer.ilql_config import ILQLConfig
     from .trainer.ilql_trainer import ILQLTrainer
+    from .trainer.ppo_config import PPOConfig
+    from .trainer.ppo_trainer import PPOTrainer
     from .trainer.qrlhf_config import QRLHFConfig
     from .trainer.qrlhf_trainer import QRLHFTrainer
 
@@ -41,6 +51,12 @@ AutoModelForSeq2SeqLM.register(ILQLSeq2SeqLMConfig, ILQLForSeq2SeqLM)
 AutoConfig.register(LlamaDuelingQConfig.model_type, LlamaDuelingQConfig)
 AutoModel.register(LlamaDuelingQConfig, LlamaDuelingQForCausalLM)
 AutoModelForCausalLM.register(LlamaDuelingQConfig, LlamaDuelingQForCausalLM)
+AutoConfig.register(ValueHeadCausalLMConfig.model_type, ValueHeadCausalLMConfig)
+AutoModel.register(ValueHeadCausalLMConfig, ValueHeadForCausalLM)
+AutoModelForCausalLM.register(ValueHeadCausalLMConfig, ValueHeadForCausalLM)
+AutoConfig.register(ValueHeadSeq2SeqLMConfig.model_type, ValueHeadSeq2SeqLMConfig)
+AutoModel.register(ValueHeadSeq2SeqLMConfig, ValueHeadForSeq2SeqLM)
+AutoModelForSeq2SeqLM.register(ValueHeadSeq2SeqLMConfig, ValueHeadForSeq2SeqLM)
 
 # Loaded on first use: trainers import more than a user who only loads a model needs.
 _LAZY = {
@@ -48,6 +64,8 @@ _LAZY = {
     "EnvironmentReturn": "hf_qrl.environments",
     "ILQLConfig": "hf_qrl.trainer.ilql_config",
     "ILQLTrainer": "hf_qrl.trainer.ilql_trainer",
+    "PPOConfig": "hf_qrl.trainer.ppo_config",
+    "PPOTrainer": "hf_qrl.trainer.ppo_trainer",
     "QRLHFConfig": "hf_qrl.trainer.qrlhf_config",
     "QRLHFTrainer": "hf_qrl.trainer.qrlhf_trainer",
     "TextEnv": "hf_qrl.environments",
@@ -68,8 +86,11 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "AutoModelForCausalLMWithILQLHeads",
+    "AutoModelForCausalLMWithValueHead",
     "AutoModelForSeq2SeqLMWithILQLHeads",
+    "AutoModelForSeq2SeqLMWithValueHead",
     "CausalILQLOutput",
+    "CausalLMOutputWithValue",
     "DuelingHead",
     "EnvironmentInterface",
     "EnvironmentReturn",
@@ -81,10 +102,17 @@ __all__ = [
     "ILQLTrainer",
     "LlamaDuelingQConfig",
     "LlamaDuelingQForCausalLM",
+    "PPOConfig",
+    "PPOTrainer",
     "QRLHFConfig",
     "QRLHFTrainer",
     "Seq2SeqILQLOutput",
+    "Seq2SeqLMOutputWithValue",
     "TextEnv",
+    "ValueHeadCausalLMConfig",
+    "ValueHeadForCausalLM",
+    "ValueHeadForSeq2SeqLM",
+    "ValueHeadSeq2SeqLMConfig",
     "collect_episodes",
     "evaluate_policy",
 ]

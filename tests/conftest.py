@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from hf_qrl import ILQLForCausalLM, ILQLForSeq2SeqLM
+from hf_qrl import ILQLForCausalLM, ILQLForSeq2SeqLM, ValueHeadForCausalLM, ValueHeadForSeq2SeqLM
 
 
 VOCAB_SIZE = 61
@@ -184,6 +184,46 @@ def make_seq2seq_inputs(make_ids):
         decoder = make_ids(2, decoder_length, seed + 1)
         decoder[:, 0] = model.config.decoder_start_token_id
         return {"input_ids": make_ids(2, length, seed), "attention_mask": mask, "decoder_input_ids": decoder}
+
+    return make
+
+
+@pytest.fixture(scope="session", params=[*BASES, *SEQ2SEQ_BASES])
+def any_architecture(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def make_any_base(make_base, make_seq2seq_base):
+    """Returns a function from the name of a causal or an encoder-decoder architecture to such a language model."""
+
+    def make(name: str, **overrides):
+        return make_base(name, **overrides) if name in BASES else make_seq2seq_base(name, **overrides)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_value_model(make_any_base, scramble_heads):
+    """Returns a function from an architecture's name to such a model with a random value head."""
+
+    def make(name: str = "llama", **head_arguments) -> ValueHeadForCausalLM | ValueHeadForSeq2SeqLM:
+        cls = ValueHeadForCausalLM if name in BASES else ValueHeadForSeq2SeqLM
+        return scramble_heads(cls.from_base(make_any_base(name), **head_arguments))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_inputs(make_ids, make_seq2seq_inputs):
+    """Returns a function to inputs of two rows for a causal or an encoder-decoder model, the second row shorter."""
+
+    def make(model, length: int = 9, seed: int = 0) -> dict[str, torch.Tensor]:
+        if model.config.is_encoder_decoder:
+            return make_seq2seq_inputs(model, length, seed=seed)
+        mask = torch.ones(2, length, dtype=torch.long)
+        mask[1, length - 3 :] = 0
+        return {"input_ids": make_ids(2, length, seed), "attention_mask": mask}
 
     return make
 

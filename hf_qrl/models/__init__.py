@@ -3,6 +3,7 @@
 
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
 from .configuration_llama_dueling_q import LlamaDuelingQConfig
+from .configuration_value_head import ValueHeadCausalLMConfig, ValueHeadSeq2SeqLMConfig
 from .heads import DuelingHead
 from .modeling_ilql import (
     AutoModelForCausalLMWithILQLHeads,
@@ -13,13 +14,24 @@ from .modeling_ilql import (
     Seq2SeqILQLOutput,
 )
 from .modeling_llama_dueling_q import LlamaDuelingQForCausalLM
+from .modeling_value_head import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    CausalLMOutputWithValue,
+    Seq2SeqLMOutputWithValue,
+    ValueHeadForCausalLM,
+    ValueHeadForSeq2SeqLM,
+)
 from .outputs import CausalQOutput
 
 
 __all__ = [
     "AutoModelForCausalLMWithILQLHeads",
+    "AutoModelForCausalLMWithValueHead",
     "AutoModelForSeq2SeqLMWithILQLHeads",
+    "AutoModelForSeq2SeqLMWithValueHead",
     "CausalILQLOutput",
+    "CausalLMOutputWithValue",
     "CausalQOutput",
     "DuelingHead",
     "ILQLCausalLMConfig",
@@ -29,4 +41,9 @@ __all__ = [
     "LlamaDuelingQConfig",
     "LlamaDuelingQForCausalLM",
     "Seq2SeqILQLOutput",
+    "Seq2SeqLMOutputWithValue",
+    "ValueHeadCausalLMConfig",
+    "ValueHeadForCausalLM",
+    "ValueHeadForSeq2SeqLM",
+    "ValueHeadSeq2SeqLMConfig",
 ]

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
-"""Adapters (PEFT) on models with ILQL heads: their files, and how they are loaded again."""
+"""Adapters (PEFT) on models with heads: their files, and how they are loaded again."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def adapter_class(task_type: str) -> Any:
     """PEFT's class for models of a task, with what [`AdapterWithHeads`] adds."""
     peft = import_module("peft")
     parent = {"CAUSAL_LM": peft.PeftModelForCausalLM, "SEQ_2_SEQ_LM": peft.PeftModelForSeq2SeqLM}[task_type]
-    return type(f"ILQL{parent.__name__}", (AdapterWithHeads, parent), {"__module__": __name__})
+    return type(f"{parent.__name__}WithHeads", (AdapterWithHeads, parent), {"__module__": __name__})
 
 
 def task_type_of(model: Any) -> str:
@@ -151,7 +151,7 @@ def load_adapter(
             f"The adapter {title!r} does not say which model it was trained on (its `base_model_name_or_path` is "
             "empty): pass `base_model_name_or_path=`."
         )
-    config = read_configuration(config_class, directory)
+    config = read_configuration(config_class, directory, title)
     if config is not None:
         config.check_kind_of_heads(head_arguments, title)
         head_arguments = {**{field: getattr(config, field) for field in head_fields}, **head_arguments}
@@ -182,11 +182,19 @@ def load_adapter(
     return model
 
 
-def read_configuration(config_class: Any, directory: Path) -> Any:
+def read_configuration(config_class: Any, directory: Path, name: str) -> Any:
     """The configuration of the model with heads that lies beside an adapter, or None."""
     file = directory / CONFIG_NAME
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return config_class.from_dict(content) if content.get("model_type") == config_class.model_type else None
+    model_type = content.get("model_type", "")
+    if model_type == config_class.model_type:
+        return config_class.from_dict(content)
+    if model_type.startswith("hf_qrl_"):
+        raise ValueError(
+            f"The adapter {name!r} is one of a model of type {model_type!r}, whose heads it holds, and one of type "
+            f"{config_class.model_type!r} is asked for. Load it with the class it was trained with."
+        )
+    return None
 
 
 def check_base(base: Any, base_name: str | os.PathLike, name: str, config: Any) -> None:

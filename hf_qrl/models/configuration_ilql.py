@@ -4,8 +4,8 @@
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.configuration_utils import SubConfigSpec
+
+from .configuration_base import HeadsConfigBase, Seq2SeqHeadsConfigBase
 
 
 # What may lie between the hidden state and the projection onto the vocabulary; the first is the default.
@@ -24,86 +24,43 @@ KINDS_OF_HEADS = ("head_type", "head_stem", "head_expansion")
 
 
 @strict
-class ILQLConfigBase(PreTrainedConfig):
+class ILQLConfigBase(HeadsConfigBase):
     """
     What a causal and a seq2seq model with ILQL heads have in common. See [`ILQLCausalLMConfig`].
     """
 
-    sub_configs_defaults = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="gpt2")}
+    auto_suffix = "WithILQLHeads"
+    head_arguments = (
+        *KINDS_OF_HEADS,
+        *("head_init", "num_q_heads", "q_reduction", "beta", "policy_top_k"),
+        *("history_window", "reward_mean", "reward_std"),
+    )
+    kinds_of_heads = KINDS_OF_HEADS
 
-    text_config: dict | PreTrainedConfig | None = None
     head_type: Literal["mlp", "linear", "tied", "dueling"] = "mlp"
     head_stem: Literal["identity", "linear", "relu", "silu"] | None = None
     head_init: Literal["default", "zero"] | None = None
-    head_expansion: int = 2
     num_q_heads: int = 2
     q_reduction: Literal["min", "mean"] = "min"
     beta: float | int = 1.0
     policy_top_k: int | None = None
-    history_window: int | None = None
-    reward_mean: float | int = 0.0
-    reward_std: float | int = 1.0
-    tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any):
-        # Without this a plain base checkpoint, loaded with this class, would silently become a random GPT-2.
-        if self.text_config is None:
-            raise ValueError(
-                f"{type(self).__name__} needs `text_config`, the configuration of the language model under the heads, "
-                "and got None. Use `AutoModelForCausalLMWithILQLHeads.from_pretrained(...)` to put heads on a base "
-                "checkpoint, or pass `text_config=AutoConfig.from_pretrained(...)`."
-            )
-        if isinstance(self.text_config, PreTrainedConfig):
-            # `PreTrainedConfig` resets the attention implementation of its sub-configurations to this argument, None
-            # if absent, and a live base model would compute other logits from then on.
-            kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
         super().__post_init__(**kwargs)
-
-        self.beta, self.reward_mean, self.reward_std = (
-            float(self.beta),
-            float(self.reward_mean),
-            float(self.reward_std),
-        )
+        self.beta = float(self.beta)
         self.head_stem = self.head_stem or STEMS[self.head_type][0]  # type: ignore[assignment]
         self.head_init = self.head_init or DEFAULT_INITS[self.head_type]
         self.validate_heads()
 
-        text_config: Any = self.text_config
-        text_config = text_config.get_text_config()
-        self.tie_word_embeddings = bool(text_config.tie_word_embeddings)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if getattr(self, name) is None:
-                setattr(self, name, getattr(text_config, name, None))  # not every model has each of them
-
-    def check_kind_of_heads(self, asked: dict[str, Any], name: str) -> None:
-        """Raises a `ValueError` if other heads are asked for than these, which were saved in `name`."""
-        kinds = {key: getattr(self, key) for key in KINDS_OF_HEADS}
-        wrong = {key: asked[key] for key in kinds if asked.get(key) is not None and asked[key] != kinds[key]}
-        if wrong:
-            raise ValueError(
-                f"The heads saved in {name!r} are {kinds}, and {wrong} is asked for. Load them without it."
-            )
-
     def validate_heads(self) -> None:
         """Raises a `ValueError` for heads that cannot be built, also after single fields were changed."""
+        HeadsConfigBase.validate_heads(self)  # not `super()`: the configuration of a dueling head uses this too
         if self.num_q_heads < 1:
             raise ValueError(f"`num_q_heads` must be at least 1, got {self.num_q_heads}.")
-        if self.head_expansion < 1:
-            raise ValueError(f"`head_expansion` must be at least 1, got {self.head_expansion}.")
         if self.policy_top_k is not None and self.policy_top_k < 1:
             raise ValueError(
                 f"`policy_top_k` must be at least 1, or None to keep every token, got {self.policy_top_k}."
             )
-        if self.history_window is not None and self.history_window < 1:
-            raise ValueError(
-                f"`history_window` counts turns and must be at least 1, or None for the whole history, got "
-                f"{self.history_window}."
-            )
-        if not self.reward_std > 0:
-            raise ValueError(f"`reward_std` must be positive, got {self.reward_std}.")
         if self.head_stem not in STEMS[self.head_type]:
             raise ValueError(
                 f"`head_type={self.head_type!r}` takes a `head_stem` out of {STEMS[self.head_type]}, got "
@@ -164,7 +121,7 @@ class ILQLCausalLMConfig(ILQLConfigBase):
 
 
 @strict
-class ILQLSeq2SeqLMConfig(ILQLConfigBase):
+class ILQLSeq2SeqLMConfig(Seq2SeqHeadsConfigBase, ILQLConfigBase):
     r"""
     Configuration of an [`ILQLForSeq2SeqLM`]: that of the encoder-decoder model and of the heads on its decoder.
 
@@ -186,15 +143,6 @@ class ILQLSeq2SeqLMConfig(ILQLConfigBase):
     """
 
     model_type = "hf_qrl_ilql_seq2seq_lm"
-    sub_configs_defaults = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="t5")}
-
-    is_encoder_decoder: bool = True
-    decoder_start_token_id: int | None = None
-
-    def __post_init__(self, **kwargs: Any):
-        super().__post_init__(**kwargs)
-        if self.decoder_start_token_id is None:
-            self.decoder_start_token_id = getattr(self.text_config, "decoder_start_token_id", None)
 
 
 __all__ = ["ILQLCausalLMConfig", "ILQLSeq2SeqLMConfig"]

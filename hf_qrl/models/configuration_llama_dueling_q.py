@@ -8,7 +8,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from .configuration_ilql import ILQLConfigBase
+from .configuration_ilql import KINDS_OF_HEADS, ILQLConfigBase
 
 
 @strict
@@ -58,6 +58,7 @@ class LlamaDuelingQConfig(LlamaConfig):
     head_stem = "silu"
     num_q_heads = 1
     q_reduction = "min"
+    kinds_of_heads = KINDS_OF_HEADS
 
     head_expansion: int | float = 2
     head_init: Literal["default", "zero"] = "default"

@@ -1,6 +1,6 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """
-Q-heads and the value head.
+Q-heads, and the heads of ILQL.
 
 A Q-head is a stem and a projection onto the vocabulary: `z = stem(h)`, `Q(s, .) = z W^T + b + offset(s)`, where the
 offset is one number per state. The kinds differ in what stem, `W` and offset are:
@@ -23,49 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from .layers import BufferLinear, HeadLinear, build_stem
 from .sharding import full_tensor, gathered
+from .value_head import ValueHead
 
 
 NONLINEAR_STEMS = ("relu", "silu")
-
-
-class HeadLinear(nn.Linear):
-    """A linear layer that takes inputs of any floating point dtype: heads stay in float32 above a bfloat16 trunk."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return super().forward(input.to(self.weight.dtype))
-
-
-class BufferLinear(nn.Module):
-    """
-    The linear layer of a target network: its weight and bias are buffers.
-
-    Nothing that handles parameters (optimizers, PEFT's `modules_to_save`, the frozen parameters a DeepSpeed checkpoint
-    leaves out) can then train, thaw or drop a target, and it is saved like any other weight.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = True):
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        self.register_buffer("weight", torch.zeros(out_features, in_features))
-        self.register_buffer("bias", torch.zeros(out_features) if bias else None)
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(input.to(self.weight.dtype), self.weight, self.bias)
-
-
-def build_stem(kind: str, hidden_size: int, expansion: float, linear: type[nn.Module]) -> tuple[nn.Module, int]:
-    """Returns the stem and the width of its output."""
-    if kind == "identity":
-        return nn.Identity(), hidden_size
-    if kind == "linear":
-        return linear(hidden_size, hidden_size, bias=False), hidden_size
-    width = int(expansion * hidden_size)
-    activation = {"relu": nn.ReLU, "silu": nn.SiLU}[kind]()
-    return nn.Sequential(linear(hidden_size, width), activation), width
 
 
 class QHead(nn.Module):
@@ -260,33 +223,6 @@ class DuelingHead(QHead):
                 if f"{prefix}{old}{name}" in state_dict:
                     state_dict[f"{prefix}{new}{name}"] = state_dict.pop(f"{prefix}{old}{name}")
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class ValueHead(nn.Module):
-    """State value V(s): `d -> 2d -> 1` with a ReLU, whatever the Q-heads are (it costs nothing and never folds)."""
-
-    def __init__(self, hidden_size: int, expansion: int = 2):
-        super().__init__()
-        self.stem, width = build_stem("relu", hidden_size, expansion, HeadLinear)
-        self.projection = HeadLinear(width, 1)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """`hidden_states (..., d)` to values of shape `(...)`."""
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            return self.projection(self.stem(hidden_states)).squeeze(-1)
-
-    @torch.no_grad()
-    def reset(self, init: str) -> None:
-        for module in self.modules():
-            if isinstance(module, HeadLinear):
-                module.reset_parameters()
-        if init == "zero":
-            self.projection.weight.zero_()
-            self.projection.bias.zero_()
-
-    @torch.no_grad()
-    def set_constant(self, value: float) -> None:
-        self.projection.bias.fill_(value)
 
 
 class QHeads(nn.Module):

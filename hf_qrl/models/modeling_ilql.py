@@ -3,42 +3,94 @@
 
 import os
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    GenerationMixin,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils.peft_utils import find_adapter_config_file
 
-from .adapters import load_adapter
+from .auto import AutoModelWithHeads
 from .configuration_ilql import ILQLCausalLMConfig, ILQLSeq2SeqLMConfig
-from .modeling_base import HUB_ARGUMENTS, ILQLPreTrainedModel, attend_somewhere
-from .outputs import CausalILQLOutput, Seq2SeqILQLOutput
-from .sharding import check_ties
-from .trlx import from_trlx, read_trlx
+from .folding import fold_policy, save_folded_policy
+from .heads import ILQLHeads, gather_states
+from .lm_head import LMHead
+from .modeling_q import QPreTrainedModel, on_support
+from .modeling_wrapper import WrapperPreTrainedModel
+from .outputs import CausalILQLOutput, Seq2SeqILQLOutput, causal_output, seq2seq_output
 
 
-HEAD_ARGUMENTS = (
-    "head_type",
-    "head_stem",
-    "head_init",
-    "head_expansion",
-    "num_q_heads",
-    "q_reduction",
-    "beta",
-    "policy_top_k",
-    "history_window",
-    "reward_mean",
-    "reward_std",
-)
+class ILQLPreTrainedModel(QPreTrainedModel, WrapperPreTrainedModel, GenerationMixin):
+    """
+    A language model (`base`) and the heads of ILQL on the inputs of its LM head (`heads`).
+    """
+
+    heads_title = "ILQL heads"
+    trainer_name = "ILQLTrainer"
+    heads_tag = "ilql"
+    trlx_prefix = "ilql_heads."
+    loading_advice = (
+        "If it is a plain language model, use `AutoModelFor...WithILQLHeads.from_pretrained`, which puts fresh heads "
+        "on it; if it has other heads, load it with the configuration it was saved with."
+    )
+
+    def _make_heads(self, hidden_size: int, vocab_size: int) -> ILQLHeads:
+        return ILQLHeads(
+            hidden_size=hidden_size,
+            vocab_size=vocab_size,
+            head_type=self.config.head_type,
+            head_stem=str(self.config.head_stem),
+            head_expansion=self.config.head_expansion,
+            num_q_heads=self.config.num_q_heads,
+            q_reduction=self.config.q_reduction,
+        )
+
+    # ----------------------------------------------------------------------------------------------------- forward
+
+    def _logits_and_values(
+        self, output_values: bool, beta: float | None, states_ixs: Any, actions_ixs: Any, **inputs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Runs the language model; returns its output, and `logits` of the policy or `logits` and values."""
+        self._refuse_part_of_rows(inputs, states_ixs=states_ixs, actions_ixs=actions_ixs)
+        base_output, hidden_states = self._run_base(**inputs)
+        logits = base_output.logits
+        if not output_values:
+            return base_output, {"logits": self._policy_logits(logits, hidden_states, beta)}
+        states = hidden_states if states_ixs is None else gather_states(hidden_states, states_ixs)
+        value, qs, target_qs = LMHead(self.base).lend(
+            hidden_states if actions_ixs is None else gather_states(hidden_states, actions_ixs),
+            lambda action_states, lm_weight: self.heads(action_states, states, lm_weight),
+        )
+        return base_output, {"logits": logits, "value": value, "qs": qs, "target_qs": target_qs}
+
+    def _policy_logits(self, logits: torch.Tensor, hidden_states: torch.Tensor, beta: float | None) -> torch.Tensor:
+        """`logits + beta * (Q - V)` on the support of the policy, -inf elsewhere."""
+        beta = self.config.beta if beta is None else beta
+
+        def score(logits: torch.Tensor, evaluate: Callable[..., Any] | None) -> torch.Tensor:
+            if beta == 0:
+                return logits
+            lm_head = LMHead(self.base)
+            qs = [head.on_language_model(hidden_states, lm_head, evaluate) for head in self.heads.target_q]
+            return logits + beta * (self.heads.reduce(qs) - self.heads.v(hidden_states).unsqueeze(-1))
+
+        return on_support(logits, self.config.policy_top_k, score)
+
+    # -------------------------------------------------------------------------------------------------- generation
+
+    def fold_policy(self, beta: float | None = None) -> Any:
+        """
+        The policy at `beta` (`config.beta` if not given) as a plain language model: a copy of `base` with other output
+        embeddings, which decodes the same with `transformers` alone, or in any server, at no extra cost. See
+        [`~models.folding.fold_policy`] for what folds.
+        """
+        return fold_policy(self, beta)
+
+    def save_folded_policy(
+        self, save_directory: str | os.PathLike, beta: float | None = None, processing_class: Any = None
+    ) -> Any:
+        """Saves [`fold_policy`]'s model with its generation configuration, a card and a tokenizer; returns it."""
+        return save_folded_policy(self, save_directory, beta, processing_class)
 
 
 class ILQLForCausalLM(ILQLPreTrainedModel, GenerationMixin):
@@ -111,11 +163,10 @@ class ILQLForCausalLM(ILQLPreTrainedModel, GenerationMixin):
         """
         self._refuse_labels(labels)
         if loss_fn is not None:
-            hidden_states = self.hidden_states(input_ids=input_ids, attention_mask=attention_mask)
-            next_state = self._state_after(next_input_ids, next_attention_mask)
-            output = CausalILQLOutput(loss=self._loss(loss_fn, hidden_states, next_state))
+            rows = {"input_ids": input_ids, "attention_mask": attention_mask}
+            output = CausalILQLOutput(loss=self._loss(loss_fn, next_input_ids, next_attention_mask, **rows))
         else:
-            base_output, fields = self._run_base(
+            base_output, fields = self._logits_and_values(
                 output_values,
                 beta,
                 states_ixs,
@@ -131,8 +182,7 @@ class ILQLForCausalLM(ILQLPreTrainedModel, GenerationMixin):
                 logits_to_keep=logits_to_keep,
                 **kwargs,
             )
-            output = CausalILQLOutput(cache=base_output.cache, hidden_states=base_output.hidden_states, **fields)
-            output.attentions = base_output.attentions
+            output = causal_output(CausalILQLOutput, base_output, **fields)
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
 
@@ -198,21 +248,10 @@ class ILQLForSeq2SeqLM(ILQLPreTrainedModel, GenerationMixin):
         """
         self._refuse_labels(labels)
         if loss_fn is not None:
-            hidden_states = self.hidden_states(
-                input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids
-            )
-            next_state = None
-            if next_input_ids is not None and next_attention_mask is not None:
-                start = next_input_ids.new_full((len(next_input_ids), 1), self.config.decoder_start_token_id)
-                with torch.no_grad():
-                    next_state = self.hidden_states(
-                        input_ids=next_input_ids,
-                        attention_mask=attend_somewhere(next_attention_mask),
-                        decoder_input_ids=start,
-                    )[:, 0]
-            output = Seq2SeqILQLOutput(loss=self._loss(loss_fn, hidden_states, next_state))
+            rows = {"input_ids": input_ids, "attention_mask": attention_mask, "decoder_input_ids": decoder_input_ids}
+            output = Seq2SeqILQLOutput(loss=self._loss(loss_fn, next_input_ids, next_attention_mask, **rows))
         else:
-            base_output, fields = self._run_base(
+            base_output, fields = self._logits_and_values(
                 output_values,
                 beta,
                 states_ixs,
@@ -230,122 +269,12 @@ class ILQLForSeq2SeqLM(ILQLPreTrainedModel, GenerationMixin):
                 output_hidden_states=output_hidden_states,
                 **kwargs,
             )
-            encoder_outputs = BaseModelOutput(
-                last_hidden_state=base_output.encoder_last_hidden_state,
-                hidden_states=base_output.encoder_hidden_states,
-                attentions=base_output.encoder_attentions,
-            )
-            output = Seq2SeqILQLOutput(
-                cache=base_output.cache,
-                hidden_states=base_output.decoder_hidden_states,
-                encoder_outputs=encoder_outputs,
-                **fields,
-            )
-            output.decoder_hidden_states = base_output.decoder_hidden_states
-            output.decoder_attentions = base_output.decoder_attentions
-            output.cross_attentions = base_output.cross_attentions
+            output = seq2seq_output(Seq2SeqILQLOutput, base_output, **fields)
         return_dict = self.config.return_dict if return_dict is None else return_dict
         return output if return_dict else output.to_tuple()
 
 
-class _AutoModelWithILQLHeads:
-    """What the two Auto classes share."""
-
-    model_class: ClassVar[type[ILQLPreTrainedModel]]
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        raise OSError(
-            f"{type(self).__name__} is made with `{type(self).__name__}.from_pretrained(...)` or `.from_config(...)`."
-        )
-
-    @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike | PreTrainedModel, *model_args: Any, **kwargs: Any
-    ) -> Any:
-        """
-        Args:
-            pretrained_model_name_or_path (`str` or `PreTrainedModel`):
-                A plain language model (fresh heads are put on it) or one saved with ILQL heads, by name or directory;
-                one that trlX saved (its heads are kept, safetensors are written when it is saved again); an adapter
-                with heads, which gives a `peft.PeftModel` with the model with heads in it; or a live language model.
-            is_trainable (`bool`, *optional*, defaults to `False`):
-                Whether an adapter is to be trained on.
-            base_model_name_or_path (`str`, *optional*):
-                The model under an adapter, if it is not where the adapter says.
-            kwargs:
-                Fields of [`ILQLCausalLMConfig`] (`head_type`, `num_q_heads`, `beta`, ...), and whatever
-                [`~transformers.PreTrainedModel.from_pretrained`] takes.
-        """
-        head_arguments = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
-        adapter_arguments = {
-            "base_name": kwargs.pop("base_model_name_or_path", None),
-            "is_trainable": kwargs.pop("is_trainable", False),
-        }
-        if not isinstance(pretrained_model_name_or_path, (str, os.PathLike)):
-            if model_args or kwargs:
-                raise ValueError(f"A live model takes no loading arguments, got {sorted(kwargs)}.")
-            return cls.model_class.from_base(pretrained_model_name_or_path, **head_arguments)
-        name, loading = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
-        adapter = find_adapter_config_file(name, **loading)
-        if adapter is not None:
-            rest = {key: argument for key, argument in kwargs.items() if key not in HUB_ARGUMENTS}
-            return load_adapter(
-                cls.from_pretrained,
-                cls.model_class.config_class,
-                name,
-                adapter,
-                HEAD_ARGUMENTS,
-                head_arguments,
-                loading,
-                **adapter_arguments,
-                **rest,
-            )
-        if adapter_arguments["base_name"] is not None:
-            raise ValueError(f"`base_model_name_or_path` goes with an adapter, and {str(name)!r} is none.")
-        config = kwargs.get("config")
-        if config is None:
-            more = {key: kwargs[key] for key in ("gguf_file", "trust_remote_code") if key in kwargs}
-            config = AutoConfig.from_pretrained(name, **loading, **more)
-        cls.model_class.check_kind(config, f"{str(name)!r}")
-        if isinstance(config, cls.model_class.config_class):
-            loaded = cls.model_class.from_pretrained(name, *model_args, **kwargs, **head_arguments)
-            check_ties(loaded[0] if kwargs.get("output_loading_info") else loaded, name, **loading)
-            return loaded
-        state_dict = None if "gguf_file" in kwargs else read_trlx(name, **loading)
-        if state_dict is not None:
-            rest = {key: argument for key, argument in kwargs.items() if key not in (*HUB_ARGUMENTS, "config")}
-            return from_trlx(cls.model_class, name, state_dict, config, head_arguments, loading, **rest)
-        kwargs["output_loading_info"] = True
-        base, info = cls.model_class.base_auto_class.from_pretrained(name, *model_args, **kwargs)
-        if info["missing_keys"]:
-            keys = sorted(info["missing_keys"])
-            raise ValueError(
-                f"{len(keys)} weights of the {type(base).__name__} are missing from {str(name)!r} "
-                f"({', '.join(keys[:3])}) and would be random. Load a checkpoint of the whole language model."
-            )
-        check_ties(base, name, **loading)
-        return cls.model_class.from_base(base, **head_arguments)
-
-    @classmethod
-    def from_config(cls, config: PreTrainedConfig, **kwargs: Any) -> Any:
-        """
-        A model with random weights.
-
-        Args:
-            config (`PreTrainedConfig`): One of the model with heads, or that of a language model.
-            kwargs: Fields of [`ILQLCausalLMConfig`], if `config` is that of a language model.
-        """
-        cls.model_class.check_kind(config, type(config).__name__)
-        if isinstance(config, cls.model_class.config_class):
-            if kwargs:
-                raise ValueError(f"{sorted(kwargs)} are set in the configuration, not beside it.")
-            return cls.model_class(config)
-        head_arguments = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
-        base = cls.model_class.base_auto_class.from_config(config, **kwargs)
-        return cls.model_class.from_base(base, **head_arguments)
-
-
-class AutoModelForCausalLMWithILQLHeads(_AutoModelWithILQLHeads):
+class AutoModelForCausalLMWithILQLHeads(AutoModelWithHeads):
     """
     Puts ILQL heads on any causal language model of the Hub, or loads one that has them.
 
@@ -361,7 +290,7 @@ class AutoModelForCausalLMWithILQLHeads(_AutoModelWithILQLHeads):
     model_class = ILQLForCausalLM
 
 
-class AutoModelForSeq2SeqLMWithILQLHeads(_AutoModelWithILQLHeads):
+class AutoModelForSeq2SeqLMWithILQLHeads(AutoModelWithHeads):
     """
     Puts ILQL heads on any encoder-decoder language model of the Hub, or loads one that has them.
 

@@ -18,7 +18,8 @@ from .configuration_llama_dueling_q import LlamaDuelingQConfig
 from .heads import QHeads
 from .llama_qrlhf import convert
 from .lm_head import LMHead
-from .modeling_base import HUB_ARGUMENTS, QPreTrainedModel, check_bare, on_support
+from .modeling_base import HUB_ARGUMENTS, check_bare
+from .modeling_q import QPreTrainedModel, on_support
 from .outputs import CausalQOutput
 from .sharding import is_partitioned
 
@@ -207,14 +208,6 @@ class LlamaDuelingQForCausalLM(QPreTrainedModel, LlamaForCausalLM):
         self.heads.reset(self.config.head_init)
         self.made_from_base = True
         return missing - heads
-
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """
-        Resizes the embeddings and the Q-head, in which a new token starts as the mean of the old ones.
-        """
-        embeddings = super().resize_token_embeddings(*args, **kwargs)
-        self._resize_heads()
-        return embeddings
 
     # ----------------------------------------------------------------------------------------------------- forward
 

@@ -2,6 +2,7 @@
 """What models with heads return; the fields of those with ILQL heads are trlX's."""
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from transformers.cache_utils import Cache
@@ -106,4 +107,99 @@ class CausalQOutput(ModelOutput):
     loss: torch.Tensor | None = None
 
 
-__all__ = ["CausalILQLOutput", "CausalQOutput", "Seq2SeqILQLOutput"]
+@dataclass
+class CausalLMOutputWithValue(ModelOutput):
+    """
+    Output of a causal language model with a value head.
+
+    Args:
+        logits (`torch.FloatTensor` of shape `(B, n, V)`):
+            Logits of the language model.
+        value (`torch.FloatTensor` of shape `(B, S)`, *optional*):
+            State values, with `output_values=True`.
+        cache (`Cache`, *optional*):
+            Keys and values of the attention blocks. Also reached as `past_key_values`.
+        hidden_states (`tuple(torch.FloatTensor)`, *optional*):
+            Hidden states of every layer of the language model, with `output_hidden_states=True`.
+        loss (`torch.FloatTensor` of shape `()`, *optional*):
+            What `loss_fn` returned.
+    """
+
+    logits: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+    cache: Cache | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    loss: torch.Tensor | None = None
+
+    # Attention weights with `output_attentions=True`, for `generate`.
+    attentions = None
+
+
+@dataclass
+class Seq2SeqLMOutputWithValue(ModelOutput):
+    """
+    Output of an encoder-decoder model with a value head. States are positions of the decoder.
+
+    Args:
+        logits (`torch.FloatTensor` of shape `(B, m, V)`):
+            Logits of the language model.
+        value, loss (*optional*):
+            As in [`CausalLMOutputWithValue`].
+        cache (`Cache`, *optional*):
+            Keys and values of the decoder's attention blocks. Also reached as `past_key_values`.
+        hidden_states (`tuple(torch.FloatTensor)`, *optional*):
+            Hidden states of every layer of the decoder, with `output_hidden_states=True`.
+        encoder_outputs (`BaseModelOutput`, *optional*):
+            Output of the encoder, to be handed back to `forward` for the next step.
+    """
+
+    logits: torch.Tensor | None = None
+    value: torch.Tensor | None = None
+    cache: Cache | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    encoder_outputs: BaseModelOutput | None = None
+    loss: torch.Tensor | None = None
+
+    # What `generate` reads under these names.
+    decoder_hidden_states = None
+    decoder_attentions = None
+    cross_attentions = None
+
+
+Output = TypeVar("Output", CausalILQLOutput, CausalLMOutputWithValue)
+Seq2SeqOutput = TypeVar("Seq2SeqOutput", Seq2SeqILQLOutput, Seq2SeqLMOutputWithValue)
+
+
+def causal_output(output_class: type[Output], base_output: Any, **fields: Any) -> Output:
+    """The output of a model with heads, with what that of its language model has besides logits."""
+    output = output_class(cache=base_output.cache, hidden_states=base_output.hidden_states, **fields)
+    output.attentions = base_output.attentions
+    return output
+
+
+def seq2seq_output(output_class: type[Seq2SeqOutput], base_output: Any, **fields: Any) -> Seq2SeqOutput:
+    """As [`causal_output`], for encoder-decoder models."""
+    encoder_outputs = BaseModelOutput(
+        last_hidden_state=base_output.encoder_last_hidden_state,
+        hidden_states=base_output.encoder_hidden_states,
+        attentions=base_output.encoder_attentions,
+    )
+    output = output_class(
+        cache=base_output.cache,
+        hidden_states=base_output.decoder_hidden_states,
+        encoder_outputs=encoder_outputs,
+        **fields,
+    )
+    output.decoder_hidden_states = base_output.decoder_hidden_states
+    output.decoder_attentions = base_output.decoder_attentions
+    output.cross_attentions = base_output.cross_attentions
+    return output
+
+
+__all__ = [
+    "CausalILQLOutput",
+    "CausalLMOutputWithValue",
+    "CausalQOutput",
+    "Seq2SeqILQLOutput",
+    "Seq2SeqLMOutputWithValue",
+]

@@ -1,5 +1,8 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
-"""Checkpoints saved by trlX: a language model under `base_model.` and two-layer heads under `ilql_heads.`."""
+"""
+Checkpoints saved by trlX: a language model under `base_model.`, and two-layer heads under `ilql_heads.`, or a value
+head alone under `v_head.` where it was trained by PPO.
+"""
 
 import json
 import os
@@ -16,24 +19,27 @@ from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_NAME, WEIGHT
 from transformers.utils.hub import has_file
 
 
-BASE, HEADS = "base_model.", "ilql_heads."
+BASE, ILQL_HEADS, VALUE_HEAD = "base_model.", "ilql_heads.", "v_head."
 # A head of trlX is a `Sequential` of a linear layer, a ReLU and a linear layer.
 NAMES = [
-    (re.compile(r"v_head\.0\.(weight|bias)"), r"v.stem.0.\1"),
-    (re.compile(r"v_head\.2\.(weight|bias)"), r"v.projection.\1"),
-    (re.compile(r"q_heads\.(\d+)\.0\.(weight|bias)"), r"q.\1.stem.0.\2"),
-    (re.compile(r"q_heads\.(\d+)\.2\.(weight|bias)"), r"q.\1.\2"),
-    (re.compile(r"target_q_heads\.(\d+)\.0\.(weight|bias)"), r"target_q.\1.stem.0.\2"),
-    (re.compile(r"target_q_heads\.(\d+)\.2\.(weight|bias)"), r"target_q.\1.\2"),
+    (re.compile(r"(?:ilql_heads\.)?v_head\.0\.(weight|bias)"), r"v.stem.0.\1"),
+    (re.compile(r"(?:ilql_heads\.)?v_head\.2\.(weight|bias)"), r"v.projection.\1"),
+    (re.compile(r"ilql_heads\.q_heads\.(\d+)\.0\.(weight|bias)"), r"q.\1.stem.0.\2"),
+    (re.compile(r"ilql_heads\.q_heads\.(\d+)\.2\.(weight|bias)"), r"q.\1.\2"),
+    (re.compile(r"ilql_heads\.target_q_heads\.(\d+)\.0\.(weight|bias)"), r"target_q.\1.stem.0.\2"),
+    (re.compile(r"ilql_heads\.target_q_heads\.(\d+)\.2\.(weight|bias)"), r"target_q.\1.\2"),
 ]
+# What has to be there, by the prefix of the heads.
+PARTS = {ILQL_HEADS: ("v.", "q.0.", "target_q.0."), VALUE_HEAD: ("v.",)}
 
 
-def read_trlx(name: str | os.PathLike, **loading: Any) -> dict[str, torch.Tensor] | None:
+def read_trlx(name: str | os.PathLike, heads: str, **loading: Any) -> dict[str, torch.Tensor] | None:
     """
-    The weights of a checkpoint saved by trlX, or None for any other.
+    The weights of a checkpoint saved by trlX with such heads, or None for any other.
 
     Args:
         name (`str`): Directory, or repository of the Hub.
+        heads (`str`): How the names of the heads' weights begin, `"ilql_heads."` or `"v_head."`.
         loading: `cache_dir`, `token`, `revision`, `subfolder` and so on, as in `from_pretrained`.
 
     Raises:
@@ -54,7 +60,7 @@ def read_trlx(name: str | os.PathLike, **loading: Any) -> dict[str, torch.Tensor
             break
         if exists(f"{single}.index.json"):
             weight_map = json.loads(Path(fetch(f"{single}.index.json")).read_text(encoding="utf-8"))["weight_map"]
-            if not any(key.startswith(HEADS) for key in weight_map):
+            if not any(key.startswith(heads) for key in weight_map):
                 return None
             files = sorted(set(weight_map.values()))
             break
@@ -63,7 +69,7 @@ def read_trlx(name: str | os.PathLike, **loading: Any) -> dict[str, torch.Tensor
     if single == SAFE_WEIGHTS_NAME:
         with ExitStack() as stack:
             opened = [stack.enter_context(safe_open(fetch(filename), "pt")) for filename in files]
-            if not any(key.startswith(HEADS) for file in opened for key in file.keys()):
+            if not any(key.startswith(heads) for file in opened for key in file.keys()):
                 return None
             return {key: file.get_tensor(key) for file in opened for key in file.keys()}
     state_dict: dict[str, torch.Tensor] = {}
@@ -75,26 +81,27 @@ def read_trlx(name: str | os.PathLike, **loading: Any) -> dict[str, torch.Tensor
                 f"{filename} of {str(name)!r} holds more than tensors, and running what a pickle says is not safe. If "
                 "you trust it, load it yourself with `torch.load(..., weights_only=False)` and save its tensors alone."
             ) from error
-    return state_dict if any(key.startswith(HEADS) for key in state_dict) else None
+    return state_dict if any(key.startswith(heads) for key in state_dict) else None
 
 
-def split_trlx(state_dict: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+def split_trlx(
+    state_dict: dict[str, torch.Tensor], prefix: str
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Weights of the language model and of the heads, by the names they have in `transformers` and here."""
     base = {key.removeprefix(BASE): tensor for key, tensor in state_dict.items() if key.startswith(BASE)}
     heads = {}
     for key, tensor in state_dict.items():
-        if not key.startswith(HEADS):
+        if not key.startswith(prefix):
             continue
-        old = key.removeprefix(HEADS)
-        matches = [pattern.sub(new, old) for pattern, new in NAMES if pattern.fullmatch(old)]
+        matches = [pattern.sub(new, key) for pattern, new in NAMES if pattern.fullmatch(key)]
         if not matches:
             raise ValueError(f"Unknown weight {key!r} among the heads of a trlX checkpoint.")
         heads[matches[0]] = tensor
-    other = [key for key in state_dict if not key.startswith((BASE, HEADS))]
+    other = [key for key in state_dict if not key.startswith((BASE, prefix))]
     if other or not base:
         raise ValueError(
-            f"A checkpoint with {HEADS}* weights needs its language model under {BASE}*, and all else is unknown; got "
-            f"{len(base)} such weights and {len(other)} others ({', '.join(sorted(other)[:3])})."
+            f"A checkpoint with {prefix}* weights needs its language model under {BASE}*, and all else is unknown; "
+            f"got {len(base)} such weights and {len(other)} others ({', '.join(sorted(other)[:3])})."
         )
     return base, heads
 
@@ -112,28 +119,33 @@ def from_trlx(
     A model with the weights of a trlX checkpoint: same logits, values and Q-values.
 
     Args:
-        model_class: [`ILQLForCausalLM`] or [`ILQLForSeq2SeqLM`].
+        model_class: A class of models with such heads, such as [`ILQLForCausalLM`].
         name (`str`): Where the checkpoint lies.
         state_dict (`dict`): What [`read_trlx`] returned.
         config (`PreTrainedConfig`): Configuration of the language model.
-        head_arguments (`dict`): Fields of [`ILQLCausalLMConfig`]; the shapes of the heads are those of the checkpoint.
+        head_arguments (`dict`): Fields that describe the heads; their shapes are those of the checkpoint.
         loading (`dict`): Where to find files of the checkpoint, as for [`read_trlx`].
         kwargs: Arguments of `from_pretrained` of the language model, such as `dtype`.
     """
-    weights, heads = split_trlx(state_dict)
-    missing = [part for part in ("v.", "q.0.", "target_q.0.") if not any(key.startswith(part) for key in heads)]
+    if f"{VALUE_HEAD}summary.weight" in state_dict:
+        raise ValueError(
+            f"{str(name)!r} was saved by TRL, whose value head is a single linear layer (`v_head.summary`). That of "
+            f"{model_class.__name__} has a hidden layer and cannot represent it. Load the language model alone with "
+            f"`{model_class.base_auto_class.__name__}.from_pretrained`, and pass that to get a fresh value head."
+        )
+    prefix = model_class.trlx_prefix
+    weights, heads = split_trlx(state_dict, prefix)
+    missing = [part for part in PARTS[prefix] if not any(key.startswith(part) for key in heads)]
     if missing:
         raise ValueError(
             f"The trlX checkpoint {str(name)!r} lacks heads ({', '.join(missing)}); there are {sorted(heads)[:6]}. It "
             "was not saved whole."
         )
     stem = heads["v.stem.0.weight"]
-    shape = {
-        "head_type": "mlp",
-        "head_stem": "relu",
-        "head_expansion": stem.shape[0] // stem.shape[1],
-        "num_q_heads": sum(bool(re.fullmatch(r"q\.\d+\.weight", key)) for key in heads),
-    }
+    shape: dict[str, Any] = {"head_expansion": stem.shape[0] // stem.shape[1]}
+    if prefix == ILQL_HEADS:
+        num_q_heads = sum(bool(re.fullmatch(r"q\.\d+\.weight", key)) for key in heads)
+        shape |= {"head_type": "mlp", "head_stem": "relu", "num_q_heads": num_q_heads}
     wrong = {key: number for key, number in head_arguments.items() if shape.get(key, number) != number}
     if wrong:
         raise ValueError(f"The heads of the trlX checkpoint {str(name)!r} are {shape}; leave out {wrong}.")

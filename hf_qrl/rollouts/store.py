@@ -68,7 +68,9 @@ class RolloutStore:
         store = cls()
         for episode in episodes:
             name = episode["episode_id"]
-            columns = [episode.get(column) for column in ("turn_prompt_ids", "turn_token_ids", "turn_logprobs")]
+            columns: list[Any] = [
+                episode.get(column) for column in ("turn_prompt_ids", "turn_token_ids", "turn_logprobs")
+            ]
             if any(column is None for column in columns):
                 raise ValueError(
                     f"Episode {name!r} was stored without its tokens: collect with `keep_tokens=True` and a policy "
@@ -147,29 +149,29 @@ class RolloutStore:
         """
         rewards = []
         for element, reference, reward in zip(self.elements, self.ref_logprobs, self.turn_rewards, strict=True):
-            of_tokens = -kl_coef * kl_estimate(element.logprobs, reference, kl_estimator)
-            of_tokens[-1] += reward_scale * reward
-            rewards.append(of_tokens)
+            of_turn = -kl_coef * kl_estimate(element.logprobs, reference, kl_estimator)
+            of_turn[-1] += reward_scale * reward
+            rewards.append(of_turn)
         episodes = self._episodes()
         columns: dict[str, list[torch.Tensor]] = {"values": [], "rewards": [], "discounts": [], "mask": []}
         for episode in episodes:
             values = torch.cat([self.elements[i].values for i in episode]).double()
-            lengths = torch.tensor([len(self.elements[i].response_tensor) for i in episode])
+            ends = torch.tensor([len(self.elements[i].response_tensor) for i in episode]).cumsum(0)
             discounts = torch.ones_like(values) if discount_on == "utterance" else torch.full_like(values, gamma)
-            discounts[lengths.cumsum(0) - 1] = gamma
+            discounts[ends - 1] = gamma
             columns["values"].append(values)
             columns["rewards"].append(torch.cat([rewards[i] for i in episode]).double())
             columns["discounts"].append(discounts)
             columns["mask"].append(torch.ones_like(values))
         steps = {name: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for name, rows in columns.items()}
         last = [self.bootstrap_values.get(self.episode_ids[episode[0]], 0.0) for episode in episodes]
-        found = generalized_advantage_estimation(
+        both = generalized_advantage_estimation(
             *(steps["values"], steps["rewards"], steps["discounts"], lam, steps["mask"]),
             last_values=torch.tensor(last, dtype=torch.float64),
         )
         # The mask picks the tokens in the order of the elements.
         sizes = [len(element.response_tensor) for element in self.elements]
-        of_tokens = [x[steps["mask"] > 0] for x in found]
+        of_tokens = [x[steps["mask"] > 0] for x in both]
         if whiten_advantages:
             of_tokens[0] = whiten(of_tokens[0])
         advantages, returns = (x.float().split(sizes) for x in of_tokens)

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from ..models.adapters import HEADS, adapter_class, silence_original_heads, task_type_of
 from ..models.configuration_llama_dueling_q import LlamaDuelingQConfig
 from ..models.heads import NONLINEAR_STEMS
-from ..models.modeling_base import QPreTrainedModel
+from ..models.modeling_base import PreTrainedModelWithHeads
 from .base_config import BaseConfig
 from .q_learning_config import QLearningConfig
 
@@ -90,7 +90,7 @@ def check_arguments(args: QLearningConfig, model: Any) -> None:
         )
 
 
-def put_adapter(model: QPreTrainedModel, peft_config: PeftConfig, revision: str | None = None) -> Any:
+def put_adapter(model: PreTrainedModelWithHeads, peft_config: PeftConfig, revision: str | None = None) -> Any:
     """The model with a fresh adapter on it."""
     if not isinstance(peft_config, PeftConfig):
         raise ValueError(
@@ -116,7 +116,7 @@ def put_adapter(model: QPreTrainedModel, peft_config: PeftConfig, revision: str 
     return adapted
 
 
-def complete(peft_config: PeftConfig, model: QPreTrainedModel) -> PeftConfig:
+def complete(peft_config: PeftConfig, model: PreTrainedModelWithHeads) -> PeftConfig:
     """A copy of the user's configuration with what follows from the model."""
     fields = {field.name for field in dataclasses.fields(peft_config)}
     if peft_config.is_prompt_learning or not {"modules_to_save", "target_modules"} <= fields:
@@ -171,7 +171,7 @@ def default_target_modules(config: PeftConfig, model: Any) -> str:
 def check_adapter(model: Any) -> None:
     """Raises a `ValueError` for an adapter that the trainer cannot train, save or load again."""
     base = model.get_base_model()
-    if not isinstance(base, QPreTrainedModel):
+    if not isinstance(base, PreTrainedModelWithHeads):
         raise ValueError(
             f"The adapter is on a {type(base).__name__} without heads. Merge it (`merge_and_unload()`), save the "
             "result, and pass that with `peft_config=`; or put the heads on the bare model and the adapter on the "
@@ -198,7 +198,7 @@ def check_adapter(model: Any) -> None:
             "The heads of the adapter are all zero, and such heads learn nothing: they are copies of those that act "
             "while an adapter is disabled. Load the base model anew, and put the adapter on that."
         )
-    if not all(x.requires_grad for x in heads.modules_to_save["default"].q.parameters()):
+    if not any(x.requires_grad for x in heads.modules_to_save["default"].parameters()):
         raise ValueError(
             "The adapter is frozen. Load it with `is_trainable=True`, or build it with `inference_mode=False`."
         )

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
-"""A check before training, and a table of what the policy says during it."""
+"""A check before training, and tables of what the policy says during it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -150,4 +150,32 @@ class SampleTableCallback(TrainerCallback):
         return value * std + mean, q * std + mean
 
 
-__all__ = ["LMHeadCheckCallback", "SampleTableCallback"]
+class EpisodeTableCallback(TrainerCallback):
+    """
+    Prints the first turns of the latest rollout: what the policy read last, what it said, what it earned.
+
+    Args:
+        trainer ([`PPOTrainer`]): The trainer.
+        every (`int`, *optional*): Number of optimizer steps between two tables; between two logs if not given.
+        num_samples (`int`): Number of episodes.
+    """
+
+    def __init__(self, trainer: Any, every: int | None, num_samples: int):
+        self.trainer, self.every, self.num_samples = trainer, every, num_samples
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        due = state.global_step % int(self.every or state.logging_steps) == 0
+        if not due or not state.is_world_process_zero:
+            return
+        table = Table(title=f"Episodes at step {state.global_step}", show_lines=True)
+        for column in ("Prompt", "Completion", "Reward", "Return"):
+            table.add_column(column, overflow="fold")
+        for row in self.trainer.latest_episodes[: self.num_samples]:
+            turn = next(i for i, message in enumerate(row["messages"]) if message["role"] == "assistant")
+            prompt = "\n".join(str(message["content"]) for message in row["messages"][:turn])
+            reply = str(row["messages"][turn]["content"])
+            table.add_row(prompt, reply, f"{row['turn_rewards'][0]:.3f}", f"{row['return']:.3f}")
+        Console().print(table)
+
+
+__all__ = ["EpisodeTableCallback", "LMHeadCheckCallback", "SampleTableCallback"]

@@ -112,7 +112,7 @@ class EnvironmentEvaluationCallback(TrainerCallback):
 
     def _evaluate(self, step: int) -> None:
         policy = ModelPolicy(self.trainer.bare_model, self.trainer._tokenizer, **self.policy_kwargs)
-        with _random_state_kept(self.trainer.bare_model.device):
+        with random_state_kept(self.trainer.bare_model.device):
             self.result = evaluate_policy(policy, self.env, self.seeds, **self.evaluate_kwargs)
         numbers = [{f"{self.prefix}/{name}": number for name, number in self.result.metrics().items()}]
         if self.trainer.accelerator.num_processes > 1:
@@ -123,7 +123,7 @@ class EnvironmentEvaluationCallback(TrainerCallback):
 
 
 @contextmanager
-def _random_state_kept(device: torch.device) -> Iterator[None]:
+def random_state_kept(device: torch.device) -> Iterator[None]:
     """Environments may draw from global random state."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = [] if device.type == "cpu" else [device]
@@ -135,4 +135,4 @@ def _random_state_kept(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-__all__ = ["EnvironmentEvaluationCallback"]
+__all__ = ["EnvironmentEvaluationCallback", "random_state_kept"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..losses.ilql import check_options, ilql_loss_from_states, metrics_from_sums
 from ..models import AutoModelForCausalLMWithILQLHeads, AutoModelForSeq2SeqLMWithILQLHeads
-from ..models.modeling_base import ILQLPreTrainedModel
+from ..models.modeling_ilql import ILQLPreTrainedModel
 from .fitting import refuse_unknown_returns
 from .ilql_config import ILQLConfig
 from .q_learning_trainer import QLearningTrainer

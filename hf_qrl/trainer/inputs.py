@@ -20,7 +20,8 @@ from transformers import (
 from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..models.modeling_base import HUB_ARGUMENTS, QPreTrainedModel
+from ..models.modeling_base import HUB_ARGUMENTS, PreTrainedModelWithHeads
+from ..models.modeling_q import QPreTrainedModel
 from .base_config import BaseConfig
 from .q_learning_config import QLearningConfig
 
@@ -55,7 +56,7 @@ def load_model(
         raise ValueError(
             "`quantization_config` goes with a model given by name, and the model is live: load it quantised."
         )
-    if isinstance(model, (QPreTrainedModel, PeftModel)):
+    if isinstance(model, (PreTrainedModelWithHeads, PeftModel)):
         if args.model_init_kwargs:
             raise ValueError("`model_init_kwargs` goes with a model given by name, and the model is live.")
         return model
@@ -121,6 +122,15 @@ def load_tokenizer(model: Any, given: Any = None) -> PreTrainedTokenizerBase:
     raise ValueError("The data is text, and there is no tokenizer with the model: pass `processing_class`.") from error
 
 
+def check_q_heads(model: Any) -> None:
+    """Raises a `ValueError` for a model with a value head only."""
+    if not isinstance(model, QPreTrainedModel):
+        raise ValueError(
+            f"A {type(model).__name__} has no Q-heads for Q-learning to train. Start from its language model "
+            "(`model.base`), or train it with `PPOTrainer`."
+        )
+
+
 def freeze_and_check(model: Any, args: QLearningConfig) -> None:
     """Freezes what is not trained and refuses a model that cannot be trained."""
     if args.freeze_base:
@@ -154,4 +164,11 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-__all__ = ["check_dataset_type", "disable_dropout", "freeze_and_check", "load_model", "load_tokenizer"]
+__all__ = [
+    "check_dataset_type",
+    "check_q_heads",
+    "disable_dropout",
+    "freeze_and_check",
+    "load_model",
+    "load_tokenizer",
+]

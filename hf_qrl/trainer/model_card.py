@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from ..models import LlamaDuelingQForCausalLM
+from ..models.modeling_value_head import ValueHeadPreTrainedModel
 
 
 # What of the training arguments decides the result, besides the fields of the algorithm.
@@ -53,6 +54,20 @@ ALGORITHM_ARGUMENTS = (
     "truncation_side",
     "reward_scaling",
     "freeze_base",
+    "episodes_per_rollout",
+    "ppo_epochs",
+    "cliprange",
+    "cliprange_value",
+    "vf_coef",
+    "entropy_coef",
+    "lam",
+    "kl_coef",
+    "kl_target",
+    "kl_estimator",
+    "temperature",
+    "reward_scale",
+    "whiten_advantages",
+    "num_layers_unfrozen",
 )
 HEAD_FIELDS = (
     "head_type",
@@ -151,7 +166,7 @@ def model_card(
         num_rows=len(dataset) if hasattr(dataset, "__len__") else None,
         steps=steps,
         heads={
-            **{name: getattr(config, name) for name in HEAD_FIELDS},
+            **{name: getattr(config, name) for name in HEAD_FIELDS if name in config.to_dict()},
             **({"policy": config.policy} if isinstance(model, LlamaDuelingQForCausalLM) else {}),
         },
         arguments=arguments,
@@ -164,9 +179,22 @@ def model_card(
 def use_of(model: Any) -> dict[str, str]:
     """How the card says the model is used: its policy, its class, arguments of `generate`, its values, its prior."""
     config = model.config
+    suffix = "Seq2SeqLM" if config.is_encoder_decoder else "CausalLM"
+    if isinstance(model, ValueHeadPreTrainedModel):
+        return {
+            "origin": "by acting",
+            "policy": "softmax(logits)",
+            "architecture": (config.text_config.architectures or ["language model"])[0],
+            "auto_class": f"AutoModelFor{suffix}WithValueHead",
+            "generate_arguments": "temperature=1.0",
+            "generate_comment": "what it was trained at",
+            "values": "model(**inputs, output_values=True).value` has the state values.",
+            "language_model": "model.base.save_pretrained(...)` exports the language model, the policy, alone.",
+        }
     if isinstance(model, LlamaDuelingQForCausalLM):
         by_q = config.policy == "q"
         return {
+            "origin": "offline on rewarded data",
             "policy": "softmax(Q / temperature)" if by_q else "softmax(logits + beta * (Q - V))",
             "architecture": "LlamaForCausalLM",
             "auto_class": type(model).__name__,
@@ -176,9 +204,10 @@ def use_of(model: Any) -> dict[str, str]:
             "language_model": "transformers.LlamaForCausalLM.from_pretrained(...)` loads the language model alone.",
         }
     return {
+        "origin": "offline on rewarded data",
         "policy": "softmax(logits + beta * (Q - V))",
         "architecture": (config.text_config.architectures or ["language model"])[0],
-        "auto_class": f"AutoModelFor{'Seq2SeqLM' if config.is_encoder_decoder else 'CausalLM'}WithILQLHeads",
+        "auto_class": f"AutoModelFor{suffix}WithILQLHeads",
         "generate_arguments": f"beta={config.beta}",
         "generate_comment": "beta=0 is the language model",
         "values": "model(**inputs, output_values=True)` gives the state values and Q-values.",

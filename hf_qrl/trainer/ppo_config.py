@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
-from ..losses.ppo import KLEstimator
+from ..losses.advantages import KLEstimator
 from .base_config import BaseConfig
 
 
@@ -29,8 +29,11 @@ class PPOConfig(BaseConfig):
             Number of turns after which an episode is truncated. Needed for an environment that may never end one.
         temperature (`float`, *optional*, defaults to 1.0):
             What the logits are divided by, in sampling and in the loss.
+        eval_episodes (`int`, *optional*, defaults to 64):
+            Number of episodes of an environment that each evaluation plays, with `eval_strategy`.
         collect_kwargs (`dict[str, Any]`, *optional*):
-            Further arguments of [`collect_episodes`]: `max_seq_len`, `on_length`, `options`, `max_error_rate`, ...
+            Further arguments of [`collect_episodes`], plain JSON: `max_seq_len`, `options`, `max_error_rate`, ... A
+            reply that is cut does not end its episode, unless `on_length="truncate"`.
 
         > Parameters that control the rewards
 
@@ -86,6 +89,7 @@ class PPOConfig(BaseConfig):
     generation_batch_size: int = field(default=32, metadata={"help": "Largest number of rows generated for at once."})
     max_turns: int | None = field(default=None, metadata={"help": "Number of turns that truncate an episode."})
     temperature: float = field(default=1.0, metadata={"help": "Temperature of sampling, and of the loss."})
+    eval_episodes: int = field(default=64, metadata={"help": "Number of episodes of an evaluation."})
     collect_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Further arguments of `collect_episodes`."}
     )
@@ -122,7 +126,7 @@ class PPOConfig(BaseConfig):
         for name in ("cliprange", "cliprange_value", "temperature", "kl_target"):
             self._check_positive(name)
         for name in (
-            *("episodes_per_rollout", "generation_batch_size", "max_turns"),
+            *("episodes_per_rollout", "generation_batch_size", "max_turns", "eval_episodes"),
             *("ppo_epochs", "kl_horizon", "num_layers_unfrozen"),
         ):
             self._check_at_least_one(name)

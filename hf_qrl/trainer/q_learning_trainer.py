@@ -29,7 +29,14 @@ from .adapters import adapt, base_of
 from .base_trainer import BaseTrainer
 from .callbacks import LMHeadCheckCallback, SampleTableCallback
 from .fitting import fit_to_data
-from .inputs import check_dataset_type, decoder_start_token_id, freeze_and_check, load_model, load_tokenizer
+from .inputs import (
+    check_dataset_type,
+    check_q_heads,
+    decoder_start_token_id,
+    freeze_and_check,
+    load_model,
+    load_tokenizer,
+)
 from .metrics import MetricSums
 from .processes import check_fsdp_settings, check_processes
 from .q_learning_config import QLearningConfig
@@ -80,6 +87,7 @@ class QLearningTrainer(BaseTrainer):
         loaded = load_model(model, args, self._put_heads, quantization_config)
         adapted = adapt(loaded, peft_config, args, revision)
         model = base_of(adapted)
+        check_q_heads(model)
         for head in model.heads.online():
             head.requires_grad_(True)  # a trainer of another algorithm may have left one frozen
         self._prepare_model(model, args)

@@ -17,7 +17,7 @@ from ..models import (
     LlamaDuelingQConfig,
     LlamaDuelingQForCausalLM,
 )
-from ..models.modeling_base import ILQLPreTrainedModel
+from ..models.modeling_ilql import ILQLPreTrainedModel
 from .fitting import fit_q_min
 from .processes import fsdp_is_asked_for
 from .q_learning_trainer import QLearningTrainer

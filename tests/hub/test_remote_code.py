@@ -13,7 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hf_qrl
-from hf_qrl import AutoModelForCausalLMWithILQLHeads, ILQLCausalLMConfig, ILQLForCausalLM
+from hf_qrl import (
+    AutoModelForCausalLMWithILQLHeads,
+    ILQLCausalLMConfig,
+    ILQLForCausalLM,
+    ValueHeadCausalLMConfig,
+    ValueHeadForCausalLM,
+)
 
 
 REPO = "user/policy"
@@ -23,8 +29,13 @@ MODELS = Path(hf_qrl.__file__).parent / "models"
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Both classes save their code; the mark is taken off them again."""
-    for cls, auto_class in [(ILQLCausalLMConfig, "AutoConfig"), (ILQLForCausalLM, "AutoModelForCausalLM")]:
+    """The classes save their code; the mark is taken off them again."""
+    for cls, auto_class in [
+        (ILQLCausalLMConfig, "AutoConfig"),
+        (ILQLForCausalLM, "AutoModelForCausalLM"),
+        (ValueHeadCausalLMConfig, "AutoConfig"),
+        (ValueHeadForCausalLM, "AutoModelForCausalLM"),
+    ]:
         monkeypatch.setattr(cls, "_auto_class", None)
         cls.register_for_auto_class(auto_class)
 
@@ -38,12 +49,12 @@ def model(registered, make_model):
 def load_elsewhere(hub, hub_environment, make_ids, tmp_path):
     """Returns a function that loads `REPO` in a process without hf_qrl, with caches of its own."""
 
-    def load(**kwargs) -> subprocess.CompletedProcess:
+    def load(generate: dict | None = None, **kwargs) -> subprocess.CompletedProcess:
         spec = {
             "repo_id": REPO,
             "kwargs": kwargs,
             "input_ids": make_ids().tolist(),
-            "generate": {"max_new_tokens": 5, "do_sample": False, "beta": 4.0},
+            "generate": {"max_new_tokens": 5, "do_sample": False, **(generate or {})},
             "record": str(tmp_path / "record.pt"),
         }
         (tmp_path / "spec.json").write_text(json.dumps(spec))
@@ -68,7 +79,7 @@ class TestRemoteCode:
             "AutoConfig": "configuration_ilql.ILQLCausalLMConfig",
             "AutoModelForCausalLM": "modeling_ilql.ILQLForCausalLM",
         }
-        result = load_elsewhere(trust_remote_code=True)
+        result = load_elsewhere({"beta": 4.0}, trust_remote_code=True)
         assert result.returncode == 0, result.stderr
         record = torch.load(tmp_path / "record.pt")
         assert record["class"][0] == "ILQLForCausalLM" and record["class"][1].startswith("transformers_modules.")
@@ -79,6 +90,20 @@ class TestRemoteCode:
         assert torch.equal(record["tokens"], tokens)
         # The argument did something.
         assert not torch.equal(tokens, model.generate(make_ids(), max_new_tokens=5, do_sample=False, beta=0.0))
+
+    def test_trusted_code_of_a_value_head_loads(
+        self, hub, registered, make_value_model, load_elsewhere, make_ids, tmp_path
+    ):
+        model = make_value_model("llama")
+        model.push_to_hub(REPO)
+        result = load_elsewhere(trust_remote_code=True)
+        assert result.returncode == 0, result.stderr
+        record = torch.load(tmp_path / "record.pt")
+        assert record["class"][0] == "ValueHeadForCausalLM" and record["class"][1].startswith("transformers_modules.")
+        expected = dict([*model.named_parameters(), *model.named_buffers()])
+        assert record["tensors"].keys() == expected.keys()
+        assert all(torch.equal(x, expected[name]) for name, x in record["tensors"].items())
+        assert torch.equal(record["tokens"], model.base.generate(make_ids(), max_new_tokens=5, do_sample=False))
 
     def test_code_is_not_run_without_trust(self, hub, model, load_elsewhere):
         model.push_to_hub(REPO)

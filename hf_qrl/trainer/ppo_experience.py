@@ -1,0 +1,150 @@
+# Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
+"""The policy in training plays, each process a share of the episodes; what it played is scored and stored."""
+
+import traceback
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from ..environments import EpisodeSource, episode_seed
+from ..rollouts import ModelPolicy, collect_episodes
+from ..rollouts.store import RolloutStore
+from .environment_callback import random_state_kept
+from .ppo_rollouts import Progress
+from .ppo_scoring import Scorer
+
+
+class Experience:
+    """
+    Plays and scores the rollouts of PPO.
+
+    Args:
+        trainer ([`PPOTrainer`]): The trainer, whose model plays.
+        executor ([`Executor`] or `Callable`, *optional*): Where the environment runs, as in [`collect_episodes`].
+        source ([`EpisodeSource`], *optional*): Where episodes start.
+    """
+
+    def __init__(self, trainer: Any, executor: Any = None, source: EpisodeSource | None = None):
+        self.trainer, self.executor, self.source = trainer, executor, source
+        self.scorer = Scorer(trainer)
+
+    def play(self, progress: Progress) -> list[dict[str, Any]]:
+        """Rows of the next episodes, in order and the same on every process."""
+        trainer, args = self.trainer, self.trainer.args
+        first, count = progress.rollouts * args.episodes_per_rollout, args.episodes_per_rollout
+        if trainer.prompts is None:
+            seeds = [episode_seed(i) for i in range(first, first + count)]
+        else:
+            seeds = trainer.prompts.seeds(first, count, args.seed)
+        places = list(range(count))[args.process_index :: args.world_size]
+        rows: list[tuple[int, dict[str, Any]]] = []
+        failure = None
+        try:
+            rows = self._play([seeds[i] for i in places], places, progress) if places else []
+        except Exception as error:
+            if args.world_size == 1:
+                raise
+            failure = f"Process {args.process_index}: {''.join(traceback.format_exception(error))}"
+        if args.world_size > 1:
+            # All of them stop: the others would wait for the one that failed.
+            failures = [text for text in gather_object([failure]) if text is not None]
+            if failures:
+                raise RuntimeError(f"{len(failures)} processes could not play. {failures[0]}")
+            rows = gather_object(rows)
+        return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+    def _play(self, seeds: list[int], places: list[int], progress: Progress) -> list[tuple[int, dict[str, Any]]]:
+        trainer, args = self.trainer, self.trainer.args
+        # A reply that is cut is an action like any other: the environment has answered it.
+        options: dict[str, Any] = {"on_length": "continue", **(args.collect_kwargs or {})}
+        first = progress.rollouts * args.episodes_per_rollout
+        source = None if self.source is None else NumberedStarts(self.source, [first + place for place in places])
+        with whole_model(trainer), random_state_kept(trainer.bare_model.device):
+            episodes = collect_episodes(
+                self.policy(),
+                trainer.environment,
+                seeds=seeds,
+                max_turns=1 if trainer.prompts is not None else args.max_turns,
+                batch_size=args.generation_batch_size,
+                executor=self.executor,
+                source=source,
+                keep_tokens=True,
+                run_seed=int(np.random.SeedSequence([args.seed, progress.rollouts]).generate_state(1)[0]),
+                progress=False,
+                **options,
+            )
+        rows = episodes.to_list()
+        if trainer.prompts is not None:
+            for row, reward in zip(rows, trainer.prompts.rewards(rows), strict=True):
+                row["turn_rewards"], row["return"] = [reward], reward
+        place_of = dict(zip(seeds, places, strict=True))
+        return [(place_of[row["seed"]], row) for row in rows]
+
+    def policy(self) -> ModelPolicy:
+        """The model in training as a policy."""
+        trainer, args = self.trainer, self.trainer.args
+        return ModelPolicy(
+            trainer.bare_model,
+            trainer._tokenizer,
+            max_new_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            batch_size=args.generation_batch_size,
+        )
+
+    def store(self, rows: list[dict[str, Any]], kl_coef: float) -> tuple[RolloutStore, dict[str, float]]:
+        """The elements of played episodes with their advantages, and what there is to say of them."""
+        args = self.trainer.args
+        store = RolloutStore.from_episodes(rows)
+        scores = self.scorer.scores(store.elements)
+        for i, score in enumerate(scores):
+            store.set_scores(i, score.logprobs, score.values, score.ref_logprobs)
+        truncated = [row for row in rows if row["truncated"]]
+        prompts = self.policy().prompts(
+            [row["messages"] for row in truncated], [row.get("tools") for row in truncated]
+        )
+        for row, value in zip(truncated, self.scorer.values(prompts), strict=True):
+            store.bootstrap_values[row["episode_id"]] = value
+        store.compute_advantages(
+            gamma=args.gamma,
+            lam=args.lam,
+            reward_scale=args.reward_scale,
+            kl_coef=kl_coef,
+            kl_estimator=args.kl_estimator,
+            discount_on=args.discount_on,
+            whiten_advantages=args.whiten_advantages,
+        )
+        sampled = torch.cat([torch.tensor(x) for row in rows for x in row["turn_logprobs"]])
+        scored = torch.cat([score.logprobs for score in scores])
+        entropy = torch.cat([score.entropy for score in scores])
+        kl = torch.stack([(score.logprobs - score.ref_logprobs).sum() for score in scores])
+        return store, {
+            "policy/entropy": entropy.mean().item(),
+            "policy/kl_ref": kl.mean().item(),
+            "policy/sampling_difference": (sampled - scored).abs().mean().item(),
+        }
+
+
+def whole_model(trainer: Any) -> AbstractContextManager:
+    """Gathers the weights that ZeRO-3 has spread over the processes, so that each can generate for itself."""
+    if not is_deepspeed_zero3_enabled():
+        return nullcontext()
+    from trl.models.utils import unwrap_model_for_generation
+
+    return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
+
+
+class NumberedStarts(EpisodeSource):
+    """The starts of the episodes with these numbers, in the place of the first ones."""
+
+    def __init__(self, source: EpisodeSource, numbers: list[int]):
+        self.source, self.numbers = source, numbers
+
+    def start(self, seed: int, index: int) -> dict[str, Any]:
+        return self.source.start(seed, self.numbers[index])
+
+
+__all__ = ["Experience", "whole_model"]
