@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from train import whole, without_compiler
 from transformers import set_seed
 
 from hf_qrl import PPOConfig, PPOTrainer, TextEnv
-from tests.distributed.scripts.train import whole, without_compiler
 
 
 class Steps(TextEnv):
