@@ -132,7 +132,7 @@ class ModelPolicy(Policy):
         """See [`Policy.act`]."""
         tools = context.get("tools") or [None] * len(conversations)
         prompts = self.prompts(conversations, tools)
-        budgets = [self._budget(len(prompt), context.get("max_seq_len")) for prompt in prompts]
+        budgets = [self.budget(len(prompt), context.get("max_seq_len")) for prompt in prompts]
         actions = [
             Action("", OVERFLOW, num_prompt_tokens=len(prompt)) if budget < 1 else None
             for prompt, budget in zip(prompts, budgets, strict=True)
@@ -171,7 +171,7 @@ class ModelPolicy(Policy):
     def _beta(self) -> float | None:
         return getattr(self.model.config, "beta", None) if self.beta is None else self.beta
 
-    def _budget(self, prompt_length: int, max_seq_len: int | None) -> int:
+    def budget(self, prompt_length: int, max_seq_len: int | None = None) -> int:
         """Number of tokens that a reply to a prompt of this length may have."""
         limits = [limit for limit in (max_seq_len, self._positions) if limit is not None]
         if self.is_encoder_decoder:

@@ -71,11 +71,11 @@ class BaseTrainer(Trainer):
         if not file.is_file():
             return
         saved = json.loads(file.read_text(encoding="utf-8"))
-        config = self.bare_model.config
+        own = self.bare_model.config.to_dict()
         wrong = {
-            name: f"{saved[name]!r}, not {getattr(config, name)!r}"
-            for name in RESUMED_FIELDS
-            if name in saved and saved[name] != getattr(config, name)
+            name: f"{saved.get(name)!r}, not {own.get(name)!r}"
+            for name in ("model_type", *RESUMED_FIELDS)
+            if name in saved and saved[name] != own.get(name)
         }
         if wrong:
             raise ValueError(

@@ -103,11 +103,8 @@ class Experience:
         for i, score in enumerate(scores):
             store.set_scores(i, score.logprobs, score.values, score.ref_logprobs)
         truncated = [row for row in rows if row["truncated"]]
-        prompts = self.policy().prompts(
-            [row["messages"] for row in truncated], [row.get("tools") for row in truncated]
-        )
-        for row, value in zip(truncated, self.scorer.values(prompts), strict=True):
-            store.bootstrap_values[row["episode_id"]] = value
+        values = self.scorer.values([self._last_state(row) for row in truncated])
+        store.bootstrap_values = {row["episode_id"]: x for row, x in zip(truncated, values, strict=True)}
         store.compute_advantages(
             gamma=args.gamma,
             lam=args.lam,
@@ -121,11 +118,33 @@ class Experience:
         scored = torch.cat([score.logprobs for score in scores])
         entropy = torch.cat([score.entropy for score in scores])
         kl = torch.stack([(score.logprobs - score.ref_logprobs).sum() for score in scores])
+        difference = (sampled - scored).abs().mean().item()
+        self._check_difference(difference)
         return store, {
             "policy/entropy": entropy.mean().item(),
             "policy/kl_ref": kl.mean().item(),
-            "policy/sampling_difference": (sampled - scored).abs().mean().item(),
+            "policy/sampling_difference": difference,
         }
+
+    def _last_state(self, row: dict[str, Any]) -> tuple[list[int], list[int]]:
+        """What a truncated episode is read as where it was cut: a prompt, and what is said after it."""
+        policy = self.policy()
+        if row["messages"][-1]["role"] != "assistant":
+            (prompt,) = policy.prompts([row["messages"]], [row.get("tools")])
+            if policy.budget(len(prompt)) > 0:
+                return prompt, []
+        # There is no observation to act on, or no room to read it.
+        return row["turn_prompt_ids"][-1], row["turn_token_ids"][-1]
+
+    def _check_difference(self, difference: float) -> None:
+        """Raises a `ValueError` if training would move other probabilities than those that the model samples by."""
+        accelerator, model = self.trainer.accelerator, self.trainer.bare_model
+        if model.dtype == torch.float32 and not accelerator.native_amp and difference > 1e-2:
+            raise ValueError(
+                f"The log-probabilities of tokens in generation and in training differ by {difference:.3g} on "
+                f"average. What {type(model.language_model).__name__} does between its last hidden state and its logits is not "
+                "known to hf_qrl, or its generation changes the logits; this model is not supported."
+            )
 
 
 def whole_model(trainer: Any) -> AbstractContextManager:

@@ -66,9 +66,9 @@ class Scorer:
 
         return self._in_shares(elements, evaluate)
 
-    def values(self, prompts: Sequence[list[int]]) -> list[float]:
-        """The value of the state after each prompt, the same on every process."""
-        elements = [_prompt_element(prompt) for prompt in prompts]
+    def values(self, texts: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+        """The value of the state after each prompt and what was said after it, the same on every process."""
+        elements = [_unfinished(prompt, said) for prompt, said in texts]
 
         def evaluate(batch: list[PPORLElement]) -> list[float]:
             trainer = self.trainer
@@ -77,7 +77,7 @@ class Scorer:
             values = trainer.model_wrapped(
                 **inputs, loss_fn=lambda states, heads, lm_head, next_state: heads.v(gather_states(states, positions))
             ).loss
-            return values[:, 0].float().tolist()
+            return [values[i, len(element.response_tensor) - 1].item() for i, element in enumerate(batch)]
 
         return self._in_shares(elements, evaluate)
 
@@ -105,10 +105,10 @@ class Scorer:
         return [result for _, result in sorted(found, key=lambda pair: pair[0])]
 
 
-def _prompt_element(prompt: list[int]) -> PPORLElement:
-    """A prompt as an element: with a response of one token, which is not read."""
-    zero = torch.zeros(1)
-    return PPORLElement(torch.tensor(prompt), torch.zeros(1, dtype=torch.long), zero, zero, zero)
+def _unfinished(prompt: list[int], said: list[int]) -> PPORLElement:
+    """A response that goes on: by one token, which is not read."""
+    zeros = torch.zeros(len(said) + 1)
+    return PPORLElement(torch.tensor(prompt), torch.tensor([*said, 0]), zeros, zeros, zeros)
 
 
 __all__ = ["Score", "Scorer"]

@@ -32,10 +32,12 @@ class CopiedWeights:
     """The model with a copy of the weights that are trained."""
 
     def __init__(self, trainer: Any):
-        self.copy = WeightCopy(trainer.accelerator.unwrap_model(trainer.model))
+        self.accelerator = trainer.accelerator
+        self.copy = WeightCopy(self.accelerator.unwrap_model(trainer.model))
 
     def __call__(self, inputs: dict[str, Any], loss_fn: Callable[..., Any]) -> Any:
-        return self.copy.forward(**inputs, loss_fn=loss_fn).loss
+        with self.accelerator.autocast():  # as around the forward of the policy
+            return self.copy.forward(**inputs, loss_fn=loss_fn).loss
 
 
 class SeparateModel:

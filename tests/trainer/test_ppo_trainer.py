@@ -292,6 +292,49 @@ def test_truncated_episodes_go_on_in_their_last_observation(make_trainer, tokeni
     assert checked > 0
 
 
+class Silent(TextEnv):
+    """Says nothing after its first question, and stops after two replies."""
+
+    def reset(self, *, seed, options=None):
+        self.turn = 0
+        return "a:", {}
+
+    def step(self, action):
+        self.turn += 1
+        return [], 0.5, False, True, {}
+
+
+class Talkative(Silent):
+    """Its last words do not fit the model."""
+
+    def step(self, action):
+        return "b" * 200, 0.5, False, True, {}
+
+
+@pytest.mark.parametrize("environment", [Silent, Talkative])
+def test_truncated_episodes_without_an_observation_to_act_on(make_trainer, environment):
+    trainer = make_trainer(environment=environment, max_completion_length=3)
+    store = trainer.rollout(trainer.batches.progress)
+    for row in trainer.latest_episodes:
+        ids = torch.tensor([row["turn_prompt_ids"][-1] + row["turn_token_ids"][-1]])
+        expected = trainer.model(input_ids=ids, output_values=True).value[0, -1].item()
+        assert store.bootstrap_values[row["episode_id"]] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_that_samples_by_other_logits(make_trainer, make_base):
+    base = make_base()
+    forward = base.forward
+
+    def hotter(*args, **kwargs):
+        output = forward(*args, **kwargs)
+        output.logits = 3 * output.logits
+        return output
+
+    base.forward = hotter
+    with pytest.raises(ValueError, match="this model is not supported"):
+        make_trainer(base).train()
+
+
 def test_rows_of_uneven_turns(tokenizer, make_base):
     """What the model reads of a batch is each row as it would be alone."""
     trainer_elements = []
@@ -580,6 +623,17 @@ def test_checkpoints_of_other_trainers_are_refused(make_trainer, tmp_path):
     (tmp_path / "out" / "checkpoint-2" / "ppo_progress.json").unlink()
     with pytest.raises(ValueError, match="of no `PPOTrainer`"):
         make_trainer(max_steps=4).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+
+
+def test_checkpoints_of_q_learning_are_refused(make_trainer, make_base, tmp_path):
+    from hf_qrl import AutoModelForCausalLMWithILQLHeads
+
+    trainer = make_trainer(save_strategy="steps", save_steps=2, max_steps=2)
+    trainer.train()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    AutoModelForCausalLMWithILQLHeads.from_pretrained(make_base()).save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match="is of a model with other heads"):
+        make_trainer(max_steps=4).train(resume_from_checkpoint=str(checkpoint))
 
 
 def test_model_card(make_trainer, tmp_path):
