@@ -142,8 +142,8 @@ class Experience:
         if model.dtype == torch.float32 and not accelerator.native_amp and difference > 1e-2:
             raise ValueError(
                 f"The log-probabilities of tokens in generation and in training differ by {difference:.3g} on "
-                f"average. What {type(model.language_model).__name__} does between its last hidden state and its logits is not "
-                "known to hf_qrl, or its generation changes the logits; this model is not supported."
+                f"average. What {type(model.language_model).__name__} does between its last hidden state and its "
+                "logits is not known to hf_qrl, or its generation changes the logits; it is not supported."
             )
 
 

@@ -331,7 +331,7 @@ def test_a_model_that_samples_by_other_logits(make_trainer, make_base):
         return output
 
     base.forward = hotter
-    with pytest.raises(ValueError, match="this model is not supported"):
+    with pytest.raises(ValueError, match="it is not supported"):
         make_trainer(base).train()
 
 
