@@ -3,6 +3,7 @@
 
 from .collect import CollectionReport, TooManyFailures, collect_episodes
 from .evaluate import Comparison, EvaluationResult, compare_policies, evaluate_policy
+from .exploration import EpsilonGreedyPolicy
 from .host import EnvironmentHost, host_factory
 from .intervals import Interval, bootstrap_mean
 from .model_policy import ModelPolicy
@@ -17,6 +18,7 @@ __all__ = [
     "Comparison",
     "EnvironmentHost",
     "EpisodeFailure",
+    "EpsilonGreedyPolicy",
     "EvaluationResult",
     "Interval",
     "ModelPolicy",

@@ -206,6 +206,21 @@ class Journal(_LineLog):
         """
         return {row["episode_id"]: row for row in self._rows()}
 
+    def keep(self, count: int) -> None:
+        """
+        Drops all rows but the first `count`, for a run that goes on from an earlier point than where it was stopped.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        if not 0 <= count <= len(self):
+            raise ValueError(f"{self.path} has {len(self)} episodes, and {count} were to be kept.")
+        with open(self.path, "rb") as file:
+            size = sum(len(line) for line, _ in zip(file, range(count + 1), strict=False))  # with the header
+        os.ftruncate(self._open_fd(), size)
+        os.fsync(self._open_fd())
+        self._ids = {row["episode_id"] for row in self._rows()}
+
     def __contains__(self, episode_id: object) -> bool:
         return episode_id in self._ids
 

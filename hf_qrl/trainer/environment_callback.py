@@ -124,7 +124,7 @@ class EnvironmentEvaluationCallback(TrainerCallback):
 
 @contextmanager
 def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Environments may draw from global random state."""
+    """Leaves the global random state as it was, from which environments may draw."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = [] if device.type == "cpu" else [device]
     try:

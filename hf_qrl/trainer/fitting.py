@@ -7,12 +7,30 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 
-from ..data import return_statistics, value_bounds
+from ..data import episode_returns, is_prepared, return_statistics, standardization, value_bounds
 from .q_learning_config import QLearningConfig
 from .qrlhf_config import QRLHFConfig
 
 
 logger = logging.get_logger(__name__)
+
+
+def fit_reward_scaling(model: Any, args: QLearningConfig, dataset: Dataset | IterableDataset | None) -> None:
+    """Puts the constants that standardise the returns of the data into the model's configuration, if asked to."""
+    if args.reward_scaling == "standardize" and dataset is not None:
+        if isinstance(dataset, IterableDataset):
+            raise ValueError(
+                'reward_scaling="standardize" needs the mean and deviation of the returns before training, which '
+                "a stream cannot give. Set `model.config.reward_mean` and `model.config.reward_std` yourself and "
+                "leave `reward_scaling` unset."
+            )
+        if is_prepared(dataset):
+            raise ValueError(
+                'reward_scaling="standardize" needs the rewards before they are put on tokens, and the rewards of '
+                "tokenised columns are taken as they are. Standardise them yourself, set "
+                "`model.config.reward_mean` and `model.config.reward_std`, and leave `reward_scaling` unset."
+            )
+        model.config.reward_mean, model.config.reward_std = standardization(episode_returns(dataset))
 
 
 def fit_to_data(
@@ -120,4 +138,4 @@ def refuse_unknown_returns(dataset: Dataset | IterableDataset) -> None:
         )
 
 
-__all__ = ["fit_q_min", "fit_to_data", "refuse_unknown_returns"]
+__all__ = ["fit_q_min", "fit_reward_scaling", "fit_to_data", "refuse_unknown_returns"]

@@ -42,6 +42,17 @@ class ILQLTrainer(QLearningTrainer):
         peft_config (`peft.PeftConfig`, *optional*):
             Trains an adapter (`LoraConfig(...)`) in the place of the language model's weights, and the heads whole. A
             copy of it is completed: `target_modules` that are not set are PEFT's for the architecture.
+        environment ([`TextEnv`] class, [`EnvironmentInterface`], or a factory of either, *optional*):
+            What the policy in training plays, as in [`collect_episodes`]. Its episodes are kept in the folder `replay`
+            of the output directory, and trained on beside `train_dataset` (or alone); `collect_every` and what follows
+            it in [`QLearningConfig`] say how many and when. Bounds of the values and the scaling of rewards stay those
+            of `train_dataset`, or else the bounds become those of the first episodes. Needs `max_steps`.
+        collect_kwargs (`dict`, *optional*):
+            Further arguments of [`collect_episodes`]: `executor`, `batch_size`, `max_error_rate`, ...
+        prepare_replay (`Callable`, *optional*):
+            Takes all episodes that are kept (a [`~datasets.Dataset`] of [`episode_features`]) and returns what to
+            train on in their place, in a format of `train_dataset`. It can merge equal turns of a small world into
+            rows with a `weight`, for instance.
 
     Example:
 

@@ -69,6 +69,19 @@ ALGORITHM_ARGUMENTS = (
     "whiten_advantages",
     "num_layers_unfrozen",
 )
+# Those of a trainer that plays.
+PLAYING_ARGUMENTS = (
+    "collect_every",
+    "episodes_per_collect",
+    "replay_size",
+    "offline_fraction",
+    "collect_temperature",
+    "collect_epsilon",
+    "max_online_steps",
+    "max_online_episodes",
+    "collect_max_turns",
+    "collect_max_new_tokens",
+)
 HEAD_FIELDS = (
     "head_type",
     "head_stem",
@@ -142,7 +155,9 @@ def model_card(
         or None,
     )
     known = {field.name for field in dataclasses.fields(args)}
-    arguments = {name: getattr(args, name) for name in (*ALGORITHM_ARGUMENTS, *COMMON_ARGUMENTS) if name in known}
+    playing = PLAYING_ARGUMENTS if getattr(trainer, "online", None) is not None else ()
+    names_of_arguments = (*ALGORITHM_ARGUMENTS, *playing, *COMMON_ARGUMENTS)
+    arguments = {name: getattr(args, name) for name in names_of_arguments if name in known}
     arguments = {name: x.value if isinstance(x, Enum) else x for name, x in arguments.items()}
     arguments |= trainer._fitted
     dataset = trainer.train_dataset

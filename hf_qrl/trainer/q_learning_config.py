@@ -46,6 +46,29 @@ class QLearningConfig(BaseConfig):
             Bounds of the targets. By default derived from the rewards of the training data and `gamma`; infinite for
             streamed data.
 
+        > Parameters that control playing, for trainers with an `environment`
+
+        collect_every (`int`, *optional*, defaults to 100):
+            Number of optimizer steps between two collections; the first one is before the first step.
+        episodes_per_collect (`int`, *optional*, defaults to 32):
+            Number of episodes of each.
+        replay_size (`int`, *optional*):
+            Largest number of episodes that are trained on; the oldest go. By default all are kept.
+        offline_fraction (`float`, *optional*, defaults to 0.5):
+            Share of the rows of each batch that come from the `train_dataset`; without one it is 0.
+        collect_temperature (`float`, *optional*, defaults to 1.0):
+            Temperature that actions are sampled at.
+        collect_epsilon (`float`, *optional*, defaults to 0.0):
+            Probability of a uniformly random legal action in the place of a turn of the policy. The environment has to
+            name its legal actions.
+        max_online_steps (`int`, *optional*), max_online_episodes (`int`, *optional*):
+            Budgets of environment steps (turns) and of episodes, failed ones included, which are never exceeded. The
+            former needs `collect_max_turns`.
+        collect_max_turns (`int`, *optional*):
+            Number of turns after which an episode is truncated. Without it one that never ends is played for ever.
+        collect_max_new_tokens (`int`, *optional*, defaults to 64):
+            Longest reply in tokens.
+
     > This default differs from [`~transformers.TrainingArguments`]: `learning_rate=1e-4`.
     """
 
@@ -69,6 +92,17 @@ class QLearningConfig(BaseConfig):
     value_min: float | None = field(default=None, metadata={"help": "Lower bound of targets; from the data if unset."})
     value_max: float | None = field(default=None, metadata={"help": "Upper bound of targets; from the data if unset."})
 
+    collect_every: int = field(default=100, metadata={"help": "Number of steps between two collections."})
+    episodes_per_collect: int = field(default=32, metadata={"help": "Number of episodes of a collection."})
+    replay_size: int | None = field(default=None, metadata={"help": "Largest number of episodes; all if unset."})
+    offline_fraction: float = field(default=0.5, metadata={"help": "Share of rows from the training data."})
+    collect_temperature: float = field(default=1.0, metadata={"help": "Temperature of the policy that plays."})
+    collect_epsilon: float = field(default=0.0, metadata={"help": "Probability of a random legal action."})
+    max_online_steps: int | None = field(default=None, metadata={"help": "Largest number of environment steps."})
+    max_online_episodes: int | None = field(default=None, metadata={"help": "Largest number of online episodes."})
+    collect_max_turns: int | None = field(default=None, metadata={"help": "Longest online episode, in turns."})
+    collect_max_new_tokens: int = field(default=64, metadata={"help": "Longest reply when playing, in tokens."})
+
     @property
     def clones(self) -> bool:
         """Whether the language model is trained on the data."""
@@ -89,6 +123,22 @@ class QLearningConfig(BaseConfig):
         if self.discount_on not in ("token", "utterance"):
             raise ValueError(f'`discount_on` must be "token" or "utterance", got {self.discount_on!r}.')
         self._check_at_least_one("n_step")
+        self._check_playing()
+
+    def _check_playing(self) -> None:
+        for name in ("collect_every", "episodes_per_collect", "replay_size", "max_online_steps"):
+            self._check_at_least_one(name)
+        for name in ("max_online_episodes", "collect_max_turns", "collect_max_new_tokens"):
+            self._check_at_least_one(name)
+        self._check_between("offline_fraction", 0.0, 1.0)
+        self._check_between("collect_epsilon", 0.0, 1.0)
+        if not 0 < self.collect_temperature < math.inf:
+            raise ValueError(f"`collect_temperature` must be positive, got {self.collect_temperature}.")
+        if self.max_online_steps is not None and self.collect_max_turns is None:
+            raise ValueError(
+                "`max_online_steps` is kept to by playing as many episodes as fit: set `collect_max_turns`, the most "
+                "turns that one can have."
+            )
 
 
 __all__ = ["QLearningConfig"]

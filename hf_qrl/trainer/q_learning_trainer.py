@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
@@ -17,18 +18,15 @@ from ..data import (
     DataCollatorForSeq2SeqILQL,
     ILQLBatch,
     ILQLSeq2SeqBatch,
-    episode_returns,
     is_conversational,
-    is_prepared,
     prepare_dataset,
-    standardization,
     training_chat_template,
 )
 from ..data.formats import column_names, detect_format
 from .adapters import adapt, base_of
 from .base_trainer import BaseTrainer
 from .callbacks import LMHeadCheckCallback, SampleTableCallback
-from .fitting import fit_to_data
+from .fitting import fit_reward_scaling, fit_to_data
 from .inputs import (
     check_dataset_type,
     check_q_heads,
@@ -38,6 +36,7 @@ from .inputs import (
     load_tokenizer,
 )
 from .metrics import MetricSums
+from .online import OnlineCollectionCallback, check_online
 from .processes import check_fsdp_settings, check_processes
 from .q_learning_config import QLearningConfig
 
@@ -53,6 +52,8 @@ class QLearningTrainer(BaseTrainer):
 
     config_class: ClassVar[type[QLearningConfig]]
     loss_is_scaled_for_ga = True
+    value_min: float | None = None
+    value_max: float | None = None
 
     def __init__(
         self,
@@ -69,12 +70,16 @@ class QLearningTrainer(BaseTrainer):
         preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
         quantization_config: Any = None,
         peft_config: PeftConfig | None = None,
+        environment: Any = None,
+        collect_kwargs: dict[str, Any] | None = None,
+        prepare_replay: Callable[[Dataset], Dataset] | None = None,
     ):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = self.config_class(f"{(name or 'model').rstrip('/').split('/')[-1]}-{self._name}")
         if not isinstance(args, self.config_class):
             raise ValueError(f"`args` must be a `{self.config_class.__name__}`, got {type(args).__name__}.")
+        self._fitted: dict[str, Any] = {}
         check_fsdp_settings(args)
         check_dataset_type("train_dataset", train_dataset)
         eval_datasets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
@@ -95,33 +100,22 @@ class QLearningTrainer(BaseTrainer):
 
         every_dataset = [x for x in [train_dataset, *eval_datasets] if x is not None]
         formats = [detect_format(column_names(x))[0] for x in every_dataset]
-        if processing_class is None and set(formats) - {"tokenized"}:
+        if processing_class is None and (environment is not None or set(formats) - {"tokenized"}):
             processing_class = load_tokenizer(model, given)
         tokenizer = processing_class.tokenizer if isinstance(processing_class, ProcessorMixin) else processing_class
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        self._conversational = any(is_conversational(x) for x in every_dataset)
+        self._conversational = environment is not None or any(is_conversational(x) for x in every_dataset)
         if tokenizer is not None and tokenizer.chat_template and self._conversational:
             # Saved with the model, so that it acts in the contexts it was trained in.
             tokenizer.chat_template = training_chat_template(tokenizer)
         self._tokenizer = tokenizer
+        if environment is not None:
+            check_online(args, model, tokenizer, train_dataset, collect_kwargs)
 
         if args.history_window is not None:
             model.config.history_window = args.history_window
-        if args.reward_scaling == "standardize" and train_dataset is not None:
-            if isinstance(train_dataset, IterableDataset):
-                raise ValueError(
-                    'reward_scaling="standardize" needs the mean and deviation of the returns before training, which '
-                    "a stream cannot give. Set `model.config.reward_mean` and `model.config.reward_std` yourself and "
-                    "leave `reward_scaling` unset."
-                )
-            if is_prepared(train_dataset):
-                raise ValueError(
-                    'reward_scaling="standardize" needs the rewards before they are put on tokens, and the rewards of '
-                    "tokenised columns are taken as they are. Standardise them yourself, set "
-                    "`model.config.reward_mean` and `model.config.reward_std`, and leave `reward_scaling` unset."
-                )
-            model.config.reward_mean, model.config.reward_std = standardization(episode_returns(train_dataset))
+        fit_reward_scaling(model, args, train_dataset)
 
         # What `_prepare_dataset` needs, before the parent class sets `self.model` and `self.args`.
         self._prepare_kwargs = {
@@ -142,7 +136,8 @@ class QLearningTrainer(BaseTrainer):
         if eval_dataset is not None:
             with args.main_process_first(local=False, desc="preparing the evaluation data"):
                 eval_dataset = self._prepare_eval_dataset(eval_dataset)
-        self._fit_to_data(model, args, train_dataset)
+        if environment is None or train_dataset is not None:  # otherwise to the first episodes that are played
+            self._fit_to_data(model, args, train_dataset)
 
         if data_collator is None:
             pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -175,6 +170,10 @@ class QLearningTrainer(BaseTrainer):
         self.label_names: list[str] = []
         self._sums = {"train": MetricSums(), "eval": MetricSums()}
         self.add_callback(self._target_callback())
+        self.online: OnlineCollectionCallback | None = None
+        if environment is not None:
+            self.online = OnlineCollectionCallback(self, environment, collect_kwargs, prepare_replay)
+            self.add_callback(self.online)
         if args.clones:
             self.add_callback(LMHeadCheckCallback(self))
         if args.log_completions:
@@ -204,7 +203,7 @@ class QLearningTrainer(BaseTrainer):
     def _fit_to_data(self, model: Any, args: Any, dataset: AnyDataset | None) -> None:
         """Takes from the prepared data what the loss must know: bounds and start of the values."""
         self.value_min, self.value_max = fit_to_data(model, args, dataset)
-        self._fitted: dict[str, Any] = {"value_min": self.value_min, "value_max": self.value_max}
+        self._fitted = {"value_min": self.value_min, "value_max": self.value_max}
 
     def _target_callback(self) -> TrainerCallback:
         """What moves the targets after an optimizer step."""
@@ -245,6 +244,19 @@ class QLearningTrainer(BaseTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = [x.name for x in dataclasses.fields(self._batch_class)]
+
+    def get_train_dataloader(self) -> DataLoader:
+        return super().get_train_dataloader() if self.online is None else self.online.dataloader()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.online is not None and self.args.should_save:
+            self.online.save(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.online is not None and checkpoint is not None:
+            self.online.load(checkpoint)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

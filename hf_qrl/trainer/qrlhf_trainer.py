@@ -41,7 +41,8 @@ class QRLHFTrainer(QLearningTrainer):
         args ([`QRLHFConfig`], *optional*):
             Training arguments.
         data_collator, train_dataset, eval_dataset, processing_class, compute_metrics, callbacks, optimizers,
-        optimizer_cls_and_kwargs, preprocess_logits_for_metrics, quantization_config, peft_config:
+        optimizer_cls_and_kwargs, preprocess_logits_for_metrics, quantization_config, peft_config, environment,
+        collect_kwargs, prepare_replay:
             As in [`ILQLTrainer`].
 
     Example:
@@ -70,6 +71,7 @@ class QRLHFTrainer(QLearningTrainer):
 }"""
     config_class = QRLHFConfig
     average: ModelAverage | None = None
+    q_min = 0.0
 
     @staticmethod
     def _put_heads(model: Any, config: Any, arguments: dict[str, Any]) -> Any:

@@ -269,3 +269,18 @@ def test_the_digest_is_of_the_values_alone():
         config_digest({"a": math.nan})
     with pytest.raises(TypeError, match="`set`"):
         config_digest({"a": {1}})
+
+
+def test_keeping_the_first_rows(tmp_path):
+    with Journal(tmp_path / "a.jsonl", "digest") as journal:
+        for name in "abc":
+            journal.append({"episode_id": name})
+        with pytest.raises(ValueError, match="has 3 episodes, and 4 were to be kept"):
+            journal.keep(4)
+        journal.keep(1)
+        assert list(journal.completed()) == ["a"] and len(journal) == 1 and "b" not in journal
+        journal.append({"episode_id": "b"})
+    with Journal(tmp_path / "a.jsonl", "digest") as journal:
+        assert list(journal.completed()) == ["a", "b"]
+        journal.keep(0)
+        assert len(journal) == 0
