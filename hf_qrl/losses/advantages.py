@@ -38,18 +38,18 @@ def generalized_advantage_estimation(
     Returns:
         `advantages` and `returns`, `(B, T)`, 0 on padding.
     """
-    mask = torch.ones_like(values) if mask is None else mask.to(values.dtype)
+    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask.bool()
     discounts = torch.as_tensor(gamma, dtype=values.dtype, device=values.device).expand_as(values)
     next_values = torch.zeros_like(values[:, 0]) if last_values is None else last_values.to(values.dtype)
     advantage = torch.zeros_like(next_values)
     advantages = torch.zeros_like(values)
     for t in range(values.shape[1] - 1, -1, -1):
-        real = mask[:, t] > 0
+        real = mask[:, t]
         delta = rewards[:, t] + discounts[:, t] * next_values - values[:, t]
         advantage = torch.where(real, delta + discounts[:, t] * lam * advantage, advantage)
         next_values = torch.where(real, values[:, t], next_values)
         advantages[:, t] = torch.where(real, advantage, 0)
-    return advantages, (advantages + values) * mask
+    return advantages, torch.where(mask, advantages + values, 0)
 
 
 def whiten(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -61,11 +61,11 @@ def whiten(x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         x (`torch.Tensor`): Numbers.
         mask (`torch.Tensor` of the same shape, *optional*): 1 for those that count.
     """
-    mask = torch.ones_like(x) if mask is None else mask.to(x.dtype)
-    count = mask.sum()
-    mean = (x * mask).sum() / count.clamp(min=1)
-    variance = ((x - mean).square() * mask).sum() / (count - 1).clamp(min=1)
-    return (x - mean) * mask / (variance + 1e-8).sqrt()
+    mask = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.bool()
+    chosen = x[mask]
+    mean = chosen.sum() / max(1, len(chosen))
+    variance = (chosen - mean).square().sum() / max(1, len(chosen) - 1)
+    return torch.where(mask, (x - mean) / (variance + 1e-8).sqrt(), 0)
 
 
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KLEstimator = "k1") -> torch.Tensor:

@@ -62,7 +62,7 @@ def ppo_loss(
         old_logprobs, old_values (`torch.Tensor` of shape `(B, T)`):
             Those of the policy that sampled them.
         advantages, returns (`torch.Tensor` of shape `(B, T)`):
-            Those of [`generalized_advantage_estimation`].
+            Those of [`generalized_advantage_estimation`]; no gradient goes into them, nor into what is old.
         mask (`torch.Tensor` of shape `(B, T)`):
             1 for tokens, 0 for padding.
         cliprange (`float`, *optional*, defaults to 0.2):
@@ -76,22 +76,28 @@ def ppo_loss(
         The loss, and metrics: those of [`ppo_metrics_from_sums`], and `mean`, `min`, `max` and `std` of `values`,
         `old_values` and `returns`. `policy/kl` is the mean over tokens; trlX divides by padding too.
     """
-    mask = mask.to(logprobs.dtype)
-    count = mask.sum().clamp(min=1)
+    mask, dtype = mask.bool(), logprobs.dtype
+    # Padding is left out rather than multiplied by 0, which would make a NaN of a ratio that overflowed there.
+    logprobs, values = logprobs[mask], values[mask]
+    old_logprobs, old_values, advantages, returns = (
+        x.detach()[mask] for x in (old_logprobs, old_values, advantages, returns)
+    )
     policy = policy_terms(logprobs, old_logprobs, advantages, cliprange)
     value = value_terms(values, old_values, returns, cliprange_value)
-    loss = (mask * (policy + vf_coef * value)).sum() / count
-    chosen = mask.bool()
-    of_tokens = [x.detach()[chosen] for x in (logprobs, values, old_logprobs, old_values, advantages, returns)]
-    sums = token_sums(*of_tokens, cliprange=cliprange, cliprange_value=cliprange_value)
+    loss = (policy + vf_coef * value).sum() / max(1, len(policy))
+    sums = token_sums(
+        *(logprobs.detach(), values.detach(), old_logprobs, old_values, advantages, returns),
+        cliprange=cliprange,
+        cliprange_value=cliprange_value,
+    )
     numbers = {name: x.item() for name, x in sums.items()}
     metrics: dict[str, Any] = dict(ppo_metrics_from_sums(numbers, vf_coef=vf_coef))
-    for name, x in (("values", of_tokens[1]), ("old_values", of_tokens[3]), ("returns", of_tokens[5])):
+    for name, x in (("values", values.detach()), ("old_values", old_values), ("returns", returns)):
         if len(x):
             metrics |= {f"{name}/mean": x.mean(), f"{name}/min": x.min(), f"{name}/max": x.max()}
             metrics[f"{name}/std"] = x.std(correction=0)
-    metrics["padding_percentage"] = 1 - mask.mean() if mask.numel() else 0.0
-    return loss, {name: torch.as_tensor(x, dtype=logprobs.dtype) for name, x in metrics.items()}
+    metrics["padding_percentage"] = 1 - len(policy) / max(1, mask.numel())
+    return loss, {name: torch.as_tensor(x, dtype=dtype) for name, x in metrics.items()}
 
 
 def ppo_loss_from_states(
@@ -139,6 +145,8 @@ def ppo_loss_from_states(
     mask = batch.response_mask.bool()
     rows = states[mask]
     values = heads.v(rows)
+    # Ratios and sums of tokens need more than the eight bits of a bfloat16 model.
+    values = values.to(torch.promote_types(values.dtype, torch.float32))
     old_logprobs, old_values, advantages, returns = (
         x[mask].to(values.dtype) for x in (batch.logprobs, batch.values, batch.advantages, batch.returns)
     )
@@ -146,7 +154,7 @@ def ppo_loss_from_states(
     share = torch.ones_like(old_values) / torch.as_tensor(count, device=values.device).clamp(min=1)
 
     def row_loss(q_a, lse, *rest):
-        entropy, (old, advantage, weight) = (rest[0], rest[1:]) if entropy_coef > 0 else (0.0, rest)
+        entropy, (old, advantage, weight) = (rest[0], rest[1:]) if entropy_coef != 0 else (0.0, rest)
         return weight * (policy_terms(q_a - lse, old, advantage, cliprange) - entropy_coef * entropy)
 
     policy_loss, *statistics = lm_head(
@@ -156,7 +164,7 @@ def ppo_loss_from_states(
             actions=batch.response_tensors[mask],
             row_loss=row_loss,
             row_inputs=(old_logprobs, advantages, share),
-            with_entropy=entropy_coef > 0,
+            with_entropy=entropy_coef != 0,
         ),
     )
     value_loss = (share * value_terms(values, old_values, returns, cliprange_value)).sum()
@@ -166,7 +174,7 @@ def ppo_loss_from_states(
         cliprange=cliprange,
         cliprange_value=cliprange_value,
     )
-    if entropy_coef > 0:
+    if entropy_coef != 0:
         sums["policy/entropy"] = statistics[2].sum()
     return policy_loss + vf_coef * value_loss, sums
 
@@ -262,7 +270,7 @@ def ppo_metrics_from_sums(
         - `policy/clipfrac`, `values/clipfrac`: shares of the tokens whose clipped term is the larger one;
         - `policy/ratio`: the mean of rho;
         - `values/mean`, `returns/mean`, `values/error`: mean V, R and `(V - R)^2`;
-        - `values/explained_variance`: `1 - Var(R - V_old) / Var(R)`, 0 where all returns are equal.
+        - `values/explained_variance`: `1 - Var(R - V_old) / Var(R)`, 0 where all returns are about equal.
     """
     count = sums.get("tokens", 0)
     if count == 0:
@@ -271,11 +279,13 @@ def ppo_metrics_from_sums(
     variance = max(0.0, means["returns/squares"] - means["returns/mean"] ** 2)
     unexplained = max(0.0, means["residual/squares"] - means["residual"] ** 2)
     loss = means["loss/policy"] + vf_coef * means["loss/value"] - entropy_coef * means.get("policy/entropy", 0.0)
+    # Less is rounding: a variance is here a difference of two sums of float32.
+    varied = variance > 1e-5 * means["returns/squares"]
     hidden = ("returns/squares", "residual", "residual/squares", "tokens")
     return {
         "loss": loss,
         **{name: x for name, x in means.items() if name not in hidden},
-        "values/explained_variance": 1 - unexplained / variance if variance > 1e-12 else 0.0,
+        "values/explained_variance": 1 - unexplained / variance if varied else 0.0,
     }
 
 

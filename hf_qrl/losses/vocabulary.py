@@ -184,6 +184,7 @@ class _VocabularyLoss(torch.autograd.Function):
         grad_bias = torch.zeros(vocab, dtype=accumulate, device=z.device) if needs[2] else None
         grad_offset = torch.empty_like(taken) if needs[3] else None
         buffer = torch.empty(chunk, vocab, dtype=weight.dtype, device=z.device)
+        surprises = torch.empty(chunk, vocab, dtype=accumulate, device=z.device) if with_entropy else None
         # Probabilities and shares of a mean are smaller than float16 resolves.
         factor = weight.float() if weight.dtype == torch.float16 else weight
 
@@ -212,7 +213,7 @@ class _VocabularyLoss(torch.autograd.Function):
             taken[part], lse[part] = q_a, normaliser
             statistics = [q_a, normaliser]
             if entropy is not None:
-                surprise = torch.special.entr(p)  # -p log p
+                surprise = torch.special.entr(p, out=surprises[: len(p)])  # -p log p
                 entropy[part] = surprise.sum(1)
                 statistics.append(entropy[part])
 

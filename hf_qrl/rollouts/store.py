@@ -37,6 +37,8 @@ class RolloutStore:
             What the environment gave for each.
         ref_logprobs (`list[torch.Tensor]` of shape `(R,)`):
             Log-probabilities under the reference policy.
+        num_turns (`dict[str, int]`):
+            Number of the turns of each episode.
         bootstrap_values (`dict[str, float]`):
             Value of the state after the last turn, of the episodes that were truncated.
     """
@@ -47,6 +49,7 @@ class RolloutStore:
         self.turns: list[int] = []
         self.turn_rewards: list[float] = []
         self.ref_logprobs: list[torch.Tensor] = []
+        self.num_turns: dict[str, int] = {}
         self.bootstrap_values: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -76,8 +79,9 @@ class RolloutStore:
                     f"Episode {name!r} was stored without its tokens: collect with `keep_tokens=True` and a policy "
                     "that samples tokens, such as `ModelPolicy`."
                 )
-            if name in store.episode_ids:
+            if name in store.num_turns:
                 raise ValueError(f"Episode {name!r} is there twice.")
+            store.num_turns[name] = len(episode["turn_rewards"])
             for turn, (prompt, tokens, logprobs, reward) in enumerate(
                 zip(*columns, episode["turn_rewards"], strict=True)
             ):
@@ -113,8 +117,16 @@ class RolloutStore:
             logprobs (`torch.Tensor` of shape `(R,)`): Log-probabilities under the policy that is about to be trained.
             values (`torch.Tensor` of shape `(R,)`): Values of the states.
             ref_logprobs (`torch.Tensor` of shape `(R,)`, *optional*): Log-probabilities under the reference policy.
+
+        Raises:
+            ValueError: If there is not one number to each token.
         """
         old = self.elements[index]
+        if ref_logprobs is not None and ref_logprobs.shape != old.response_tensor.shape:
+            raise ValueError(
+                f"`ref_logprobs` must have one number to each of the {len(old.response_tensor)} response tokens, got "
+                f"shape {tuple(ref_logprobs.shape)}."
+            )
         self.elements[index] = PPORLElement(old.query_tensor, old.response_tensor, logprobs, values, old.rewards)
         self.ref_logprobs[index] = logprobs if ref_logprobs is None else ref_logprobs
 
@@ -146,7 +158,14 @@ class RolloutStore:
             kl_estimator (`str`, *optional*, defaults to `"k1"`): As in [`kl_estimate`].
             whiten_advantages (`bool`, *optional*, defaults to `True`):
                 Whether advantages have mean 0 and variance 1 over all tokens. Returns are those before.
+
+        Raises:
+            ValueError: If a turn of an episode is missing, or `discount_on` is neither.
         """
+        if discount_on not in ("token", "utterance"):
+            raise ValueError(f'`discount_on` must be "token" or "utterance", got {discount_on!r}.')
+        if not self.elements:
+            return
         rewards = []
         for element, reference, reward in zip(self.elements, self.ref_logprobs, self.turn_rewards, strict=True):
             of_turn = -kl_coef * kl_estimate(element.logprobs, reference, kl_estimator)
@@ -191,12 +210,21 @@ class RolloutStore:
             elif i == 0 or (self.episode_ids[i], turn) != (self.episode_ids[i - 1], self.turns[i - 1] + 1):
                 raise ValueError(f"Turn {turn} of episode {self.episode_ids[i]!r} does not follow the one before it.")
             episodes[-1].append(i)
+        for episode in episodes:
+            name = self.episode_ids[episode[0]]
+            if len(episode) != self.num_turns[name]:
+                raise ValueError(f"Episode {name!r} has {self.num_turns[name]} turns, and {len(episode)} are here.")
         return episodes
 
     # -------------------------------------------------------------------------------------------------------- on disk
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the store as one safetensors file, beside the old one and over it when complete."""
+        """
+        Writes the store as one safetensors file, beside the old one and over it when complete.
+
+        Raises:
+            ValueError: If some elements have advantages and others do not.
+        """
         path = Path(path)
         tensors = {
             "turns": torch.tensor(self.turns),
@@ -205,11 +233,17 @@ class RolloutStore:
         columns = {name: [getattr(element, name) for element in self.elements] for name in (*_TOKENS, *_NUMBERS)}
         for name, rows in {**columns, "ref_logprobs": self.ref_logprobs}.items():
             present = [row for row in rows if row is not None]
+            if present and len(present) < len(rows):
+                raise ValueError(f"Some of the elements have no `{name}`, and others do.")
             if present:
                 tensors[name] = torch.cat(present)
         for name in _TOKENS:
             tensors[f"{name}_lengths"] = torch.tensor([len(row) for row in columns[name]])
-        metadata = {"episode_ids": json.dumps(self.episode_ids), "bootstrap": json.dumps(self.bootstrap_values)}
+        metadata = {
+            "episode_ids": json.dumps(self.episode_ids),
+            "num_turns": json.dumps(self.num_turns),
+            "bootstrap": json.dumps(self.bootstrap_values),
+        }
         part = path.with_name(f"{path.name}.part")
         save_file(tensors, part, metadata=metadata)
         os.replace(part, path)
@@ -222,6 +256,7 @@ class RolloutStore:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         store = cls()
         store.episode_ids = json.loads(metadata["episode_ids"])
+        store.num_turns = json.loads(metadata["num_turns"])
         store.bootstrap_values = json.loads(metadata["bootstrap"])
         store.turns, store.turn_rewards = tensors["turns"].tolist(), tensors["turn_rewards"].tolist()
         lengths = {name: tensors[f"{name}_lengths"].tolist() for name in _TOKENS}
@@ -231,7 +266,7 @@ class RolloutStore:
             for name in (*_TOKENS, *_NUMBERS, "ref_logprobs")
             if name in tensors
         }
-        store.ref_logprobs = list(columns.pop("ref_logprobs"))
+        store.ref_logprobs = list(columns.pop("ref_logprobs", ()))
         store.elements = [
             PPORLElement(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
         ]

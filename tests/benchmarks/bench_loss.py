@@ -67,7 +67,13 @@ def make_inputs(actions: int, width: int, vocab: int) -> tuple[torch.Tensor, ILQ
 def make_lm_head(width: int, vocab: int) -> LMHead:
     projection = torch.nn.Linear(width, vocab, bias=False)
     config = SimpleNamespace(get_text_config=SimpleNamespace)
-    return LMHead(SimpleNamespace(get_output_embeddings=lambda: projection, config=config))
+    base = SimpleNamespace(
+        get_output_embeddings=lambda: projection,
+        get_input_embeddings=lambda: None,
+        named_buffers=lambda recurse: iter(()),
+        config=config,
+    )
+    return LMHead(base)
 
 
 def make_heads(kind: str, width: int, vocab: int) -> ILQLHeads:

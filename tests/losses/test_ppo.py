@@ -118,6 +118,15 @@ class TestAdvantages:
         torch.testing.assert_close(found[mask], expected, rtol=0, atol=1e-12)
         assert (found[~mask] == 0).all()
 
+    def test_what_lies_on_padding_is_not_read(self):
+        nothing, mask = math.nan, torch.tensor([[1, 1, 0]])
+        values, rewards = tensor([[1.0, 2.0, nothing]]), tensor([[0.5, -1.0, nothing]])
+        found = generalized_advantage_estimation(values, rewards, 0.9, 0.8, mask)
+        expected = generalized_advantage_estimation(values[:, :2], rewards[:, :2], 0.9, 0.8)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.tolist() == [[*theirs[0].tolist(), 0.0]]
+        assert whiten(values, mask).tolist() == [[*whiten(values[:, :2])[0].tolist(), 0.0]]
+
     @pytest.mark.parametrize("count", [0, 1])
     def test_whitening_of_next_to_nothing(self, count):
         mask = torch.arange(3) < count
@@ -234,6 +243,51 @@ def test_no_tokens_at_all(make_lm_head):
     zeros = torch.zeros(2, 3)
     loss, metrics = ppo_loss(zeros, zeros, zeros, zeros, zeros, zeros, zeros)
     assert loss.item() == 0 and metrics["padding_percentage"].item() == 1
+
+
+def test_padding_that_overflows():
+    """What lies on padding has no part in the loss, and none in its gradients, where 0 times infinity is no number."""
+    logprobs, values = (torch.tensor([[-1.0, x]], requires_grad=True) for x in (0.0, math.inf))
+    old_logprobs, zeros = torch.tensor([[-1.0, -1000.0]]), torch.zeros(1, 2)
+    loss, metrics = ppo_loss(logprobs, values, old_logprobs, zeros, zeros + 2, zeros, torch.tensor([[1, 0]]))
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.5)
+    assert logprobs.grad.tolist() == [[-2.0, 0.0]] and values.grad.tolist() == [[-1.0, 0.0]]
+    assert all(torch.isfinite(x) for x in metrics.values())
+
+
+def test_gradients_go_into_the_policy_and_the_values_alone():
+    columns = [torch.randn(2, 3, requires_grad=True) for _ in range(6)]
+    loss, metrics = ppo_loss(*columns, torch.ones(2, 3))
+    loss.backward()
+    assert [x.grad is not None for x in columns] == [True, True, False, False, False, False]
+    assert not any(x.requires_grad for x in metrics.values())
+
+
+def test_bfloat16_weights(make_lm_head):
+    """Ratios of a bfloat16 model are those of its log-probabilities in float32, and tokens are counted exactly."""
+    torch.manual_seed(0)
+    lm_head, heads = make_lm_head(vocab_size=V, hidden_size=D), Heads()
+    lm_head.module.bfloat16()
+    heads.bfloat16()
+    elements = [PPORLElement(torch.tensor([1]), torch.randint(0, V, (67,)), *torch.randn(5, 67)) for _ in range(5)]
+    batch = collate_ppo(elements, pad_token_id=0)
+    states = torch.randn(*batch.response_tensors.shape, D).bfloat16()
+    batch.logprobs = score_tokens_from_states(states, lm_head, batch)[0] - 0.01
+    _, sums = ppo_loss_from_states(states, heads, lm_head, batch)
+    assert sums["tokens"].item() == 5 * 67
+    metrics = ppo_metrics_from_sums({name: x.item() for name, x in sums.items()})
+    assert metrics["policy/ratio"] == pytest.approx(math.exp(0.01), abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.7, -1.3, 12.34])
+@pytest.mark.parametrize("count", [3, 1000, 1237])
+def test_explained_variance_of_equal_returns(value, count):
+    """There is nothing to explain; what rounding leaves of the variance is no number to divide by."""
+    returns, zeros = torch.full((1, count), value), torch.zeros(1, count)
+    old_values = returns + torch.randn(1, count)
+    _, metrics = ppo_loss(zeros, zeros, zeros, old_values, zeros, returns, torch.ones(1, count))
+    assert metrics["values/explained_variance"].item() == 0
 
 
 def test_explained_variance():

@@ -173,6 +173,96 @@ class TestVocabularyLoss:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+def entropy_row_loss(q_a, lse, entropy, y, w):
+    return row_loss(q_a, lse, y, w) + w * (0.7 * entropy + y * entropy.square() - 0.1 * entropy * q_a)
+
+
+def dense_entropy_loss(z, weight, bias, offset, actions, row_inputs, softcap=None):
+    q = z @ weight.t()
+    q = q if bias is None else q + bias
+    q = q if softcap is None else softcap * torch.tanh(q / softcap)
+    q = q if offset is None else q + offset[:, None]
+    q_a, lse = q.gather(1, actions[:, None])[:, 0], q.logsumexp(1)
+    entropy = lse - (q.softmax(1) * q).sum(1)
+    return entropy_row_loss(q_a, lse, entropy, *row_inputs).sum(), q_a, lse, entropy
+
+
+class TestEntropy:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        seed=st.integers(0, 10_000),
+        rows=st.integers(0, 9),
+        bias=st.booleans(),
+        offset=st.booleans(),
+        softcap=st.sampled_from([None, 1.5]),
+        chunk_elements=st.sampled_from([1, 13, 26, 40, 1 << 24]),
+    )
+    def test_equals_autograd(self, seed, rows, bias, offset, softcap, chunk_elements):
+        tensors, actions, row_inputs = draw(rows, seed=seed)
+        options = {"actions": actions, "row_inputs": row_inputs, "softcap": softcap}
+        chunked = partial(vocabulary_loss, row_loss=entropy_row_loss, with_entropy=True, chunk_elements=chunk_elements)
+        results = []
+        for function in (dense_entropy_loss, chunked):
+            leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+            used = dict(leaves, bias=leaves["bias"] if bias else None, offset=leaves["offset"] if offset else None)
+            outputs = function(**used, **options)
+            (2.5 * outputs[0]).backward()
+            gradients = [x.grad for x in used.values() if x is not None]
+            results.append([x.detach() for x in outputs] + gradients)
+        for expected, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
+
+    @pytest.mark.parametrize("name", ["z", "weight", "bias", "offset"])
+    def test_gradient_equals_finite_differences(self, name):
+        tensors, actions, row_inputs = draw(4)
+        direction = torch.randn_like(tensors[name])
+
+        def loss(step: float) -> tuple[torch.Tensor, torch.Tensor]:
+            moved = {**tensors, name: (tensors[name] + step * direction).requires_grad_()}
+            options = {"softcap": 2.0, "with_entropy": True, "chunk_elements": 13}
+            value, *_ = vocabulary_loss(
+                **moved, actions=actions, row_loss=entropy_row_loss, row_inputs=row_inputs, **options
+            )
+            return value, moved[name]
+
+        value, leaf = loss(0.0)
+        (gradient,) = torch.autograd.grad(value, leaf)
+        numeric = (loss(1e-5)[0] - loss(-1e-5)[0]).item() / 2e-5
+        assert (gradient * direction).sum().item() == pytest.approx(numeric, rel=1e-6, abs=1e-7)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_weights_accumulate_in_float32(self, dtype):
+        tensors, actions, row_inputs = draw(rows=64, width=16, vocab=50, dtype=dtype)
+        leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+        options = {"actions": actions, "row_inputs": row_inputs}
+        loss, *_, entropy = vocabulary_loss(
+            **leaves, row_loss=entropy_row_loss, with_entropy=True, chunk_elements=100, **options
+        )
+        loss.backward()
+        exact = {name: x.double().requires_grad_() for name, x in tensors.items()}
+        exact_loss, *_, exact_entropy = dense_entropy_loss(**exact, **options)
+        exact_loss.backward()
+        assert entropy.dtype == torch.float32 and not entropy.requires_grad
+        torch.testing.assert_close(entropy.double(), exact_entropy, rtol=2e-2, atol=2e-2)
+        for name, leaf in leaves.items():
+            error = (leaf.grad.double() - exact[name].grad).norm() / exact[name].grad.norm()
+            assert error < 2e-2, name
+
+    def test_certain_rows_have_none(self):
+        """A probability of 0 adds nothing to the entropy, nor to its gradient."""
+        z = torch.tensor([[1e4], [0.0]], dtype=torch.float64, requires_grad=True)
+        weight = torch.tensor([[1.0], [0.0], [-1.0]], dtype=torch.float64)
+        loss, *_, entropy = vocabulary_loss(
+            *(z, weight, None, None),
+            actions=torch.tensor([0, 0]),
+            row_loss=lambda q_a, lse, entropy: entropy,
+            with_entropy=True,
+        )
+        loss.backward()
+        assert entropy.tolist() == pytest.approx([0.0, 1.0986122886681098], abs=1e-12)
+        assert z.grad.abs().max() < 1e-12
+
+
 class TestVocabularyMaximumAndMean:
     @settings(max_examples=60, deadline=None)
     @given(

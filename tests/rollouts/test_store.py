@@ -110,7 +110,7 @@ def test_saved_and_loaded(tmp_path, state):
     store.save(path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     again = RolloutStore.load(path)
-    for name in ("episode_ids", "turns", "turn_rewards", "bootstrap_values"):
+    for name in ("episode_ids", "turns", "turn_rewards", "num_turns", "bootstrap_values"):
         assert getattr(again, name) == getattr(store, name)
     assert [x.tolist() for x in again.ref_logprobs] == [x.tolist() for x in store.ref_logprobs]
     for a, b in zip(again.elements, store.elements, strict=True):
@@ -139,9 +139,43 @@ def test_policies_without_tokens():
         RolloutStore.from_episodes(episodes)
 
 
-def test_a_turn_that_is_missing():
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (0, "Turn 1 of episode 'a' does not follow"),
+        (1, "Turn 2 of episode 'a' does not follow"),
+        (2, "Episode 'a' has 3 turns, and 2 are here"),
+        (5, "Episode 'c' has 2 turns, and 1 are here"),
+    ],
+)
+def test_a_turn_that_is_missing(place, message):
     store = scored_store()
     for column in (store.elements, store.episode_ids, store.turns, store.turn_rewards, store.ref_logprobs):
-        del column[1]
-    with pytest.raises(ValueError, match="Turn 2 of episode 'a' does not follow"):
+        del column[place]
+    with pytest.raises(ValueError, match=message):
         store.compute_advantages()
+
+
+def test_nothing_played(tmp_path):
+    store = RolloutStore.from_episodes([])
+    store.compute_advantages()
+    store.save(tmp_path / "store")
+    assert vars(RolloutStore.load(tmp_path / "store")) == vars(store) == vars(RolloutStore())
+
+
+def test_arguments_that_make_no_sense():
+    store = scored_store()
+    with pytest.raises(ValueError, match="`discount_on` must be"):
+        store.compute_advantages(discount_on="turn")
+    # One number would do for both tokens, without a word.
+    with pytest.raises(ValueError, match="`ref_logprobs` must have one number to each of the 2"):
+        store.set_scores(0, torch.zeros(2), torch.zeros(2), torch.zeros(1))
+
+
+def test_some_elements_scored_anew(tmp_path):
+    store = scored_store()
+    store.compute_advantages()
+    store.set_scores(0, torch.zeros(2), torch.zeros(2))
+    with pytest.raises(ValueError, match="have no `advantages`, and others do"):
+        store.save(tmp_path / "store")
+    assert not list(tmp_path.iterdir())
