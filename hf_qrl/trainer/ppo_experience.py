@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_qrl authors. Licensed under the Apache License, Version 2.0.
 """The policy in training plays, each process a share of the episodes; what it played is scored and stored."""
 
+import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,6 +12,7 @@ from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..environments import EpisodeSource, episode_seed
+from ..losses.advantages import adapted_kl_coef
 from ..rollouts import ModelPolicy, collect_episodes
 from ..rollouts.store import RolloutStore
 from .environment_callback import random_state_kept
@@ -31,6 +33,45 @@ class Experience:
     def __init__(self, trainer: Any, executor: Any = None, source: EpisodeSource | None = None):
         self.trainer, self.executor, self.source = trainer, executor, source
         self.scorer = Scorer(trainer)
+
+    def rollout(self, progress: Progress) -> tuple[RolloutStore, list[dict[str, Any]], dict[str, float]]:
+        """The next episodes as elements to learn from and as rows, and what there is to say of them."""
+        args = self.trainer.args
+        started = time.perf_counter()
+        rows = self.play(progress)
+        if not rows:
+            raise RuntimeError("No episode of the rollout was played to its end: there is nothing to learn from.")
+        played = time.perf_counter()
+        store, metrics = self.store(rows, progress.kl_coef)
+        scored = time.perf_counter()
+        turns = [len(row["turn_rewards"]) for row in rows]
+        finishes = [finish for row in rows for finish in row["turn_finish"]]
+        successes = [row["success"] for row in rows]
+        progress.episodes += len(rows)
+        progress.steps += sum(turns)
+        metrics |= {
+            "env/return": mean([row["return"] for row in rows]),
+            "env/turns": mean(turns),
+            "env/truncated": mean([row["truncated"] for row in rows]),
+            # An episode that does not tell is no success, where others tell.
+            **({"env/success_rate": mean([x is True for x in successes])} if set(successes) != {None} else {}),
+            "env/episodes": progress.episodes,
+            "env/steps": progress.steps,
+            "completions/mean_length": mean([len(element.response_tensor) for element in store.elements]),
+            "completions/clipped_ratio": mean([finish == "length" for finish in finishes]),
+            "kl_coef": progress.kl_coef,
+            "time/rollout": played - started,
+            "time/score": scored - played,
+        }
+        if args.kl_target is not None and self.trainer.reference is not None:
+            progress.kl_coef = adapted_kl_coef(
+                progress.kl_coef,
+                metrics["policy/kl_ref"],
+                target=args.kl_target,
+                horizon=args.kl_horizon,
+                num_items=len(store),
+            )
+        return store, rows, metrics
 
     def play(self, progress: Progress) -> list[dict[str, Any]]:
         """Rows of the next episodes, in order and the same on every process."""
@@ -147,6 +188,10 @@ class Experience:
             )
 
 
+def mean(numbers: list[Any]) -> float:
+    return sum(numbers) / len(numbers)
+
+
 def whole_model(trainer: Any) -> AbstractContextManager:
     """Gathers the weights that ZeRO-3 has spread over the processes, so that each can generate for itself."""
     if not is_deepspeed_zero3_enabled():
@@ -166,4 +211,4 @@ class NumberedStarts(EpisodeSource):
         return self.source.start(seed, self.numbers[index])
 
 
-__all__ = ["Experience", "whole_model"]
+__all__ = ["Experience", "mean", "whole_model"]

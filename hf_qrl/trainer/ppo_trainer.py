@@ -2,7 +2,6 @@
 """Proximal policy optimisation as a `transformers.Trainer`."""
 
 import dataclasses
-import time
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from ..data import training_chat_template
 from ..data.ppo_types import PPORLBatch
 from ..environments import EpisodeSource
 from ..environments.adapters import from_reward_function
-from ..losses.advantages import adapted_kl_coef
 from ..losses.ppo import ppo_loss_from_states, ppo_metrics_from_sums
 from ..models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from ..models.heads import gather_states
@@ -29,7 +27,7 @@ from .environment_callback import EnvironmentEvaluationCallback
 from .inputs import check_dataset_type, decoder_start_token_id, disable_dropout, load_model, load_tokenizer
 from .metrics import MetricSums
 from .ppo_config import PPOConfig
-from .ppo_experience import Experience
+from .ppo_experience import Experience, mean
 from .ppo_rollouts import Progress, RolloutBatches
 from .ppo_rows import model_inputs
 from .processes import check_fsdp_settings, check_processes, fsdp_is_asked_for
@@ -296,42 +294,8 @@ class PPOTrainer(BaseTrainer):
 
     def rollout(self, progress: Progress) -> RolloutStore:
         """Plays, scores and stores the next episodes."""
-        started = time.perf_counter()
-        rows = self.experience.play(progress)
-        if not rows:
-            raise RuntimeError("No episode of the rollout was played to its end: there is nothing to learn from.")
-        played = time.perf_counter()
-        store, metrics = self.experience.store(rows, progress.kl_coef)
-        scored = time.perf_counter()
-        turns = [len(row["turn_rewards"]) for row in rows]
-        lengths = [len(tokens) for row in rows for tokens in row["turn_token_ids"]]
-        finishes = [finish for row in rows for finish in row["turn_finish"]]
-        successes = [row["success"] for row in rows if row["success"] is not None]
-        progress.episodes += len(rows)
-        progress.steps += sum(turns)
-        metrics |= {
-            "env/return": mean([row["return"] for row in rows]),
-            "env/turns": mean(turns),
-            "env/truncated": mean([row["truncated"] for row in rows]),
-            **({"env/success_rate": mean(successes)} if successes else {}),
-            "env/episodes": progress.episodes,
-            "env/steps": progress.steps,
-            "completions/mean_length": mean(lengths),
-            "completions/clipped_ratio": mean([finish == "length" for finish in finishes]),
-            "kl_coef": progress.kl_coef,
-            "time/rollout": played - started,
-            "time/score": scored - played,
-        }
-        if self.args.kl_target is not None and self.reference is not None:
-            progress.kl_coef = adapted_kl_coef(
-                progress.kl_coef,
-                metrics["policy/kl_ref"],
-                target=self.args.kl_target,
-                horizon=self.args.kl_horizon,
-                num_items=len(store),
-            )
+        store, self.latest_episodes, metrics = self.experience.rollout(progress)
         self._rollout_metrics.append(metrics)
-        self.latest_episodes = rows
         return store
 
     # -------------------------------------------------------------------------------------------------------- loss
@@ -409,10 +373,6 @@ def put_value_head(model: str | PreTrainedModel, config: Any, arguments: dict[st
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLMWithValueHead.from_pretrained(model, **arguments)
     return AutoModelForCausalLMWithValueHead.from_pretrained(model, **arguments)
-
-
-def mean(numbers: list[Any]) -> float:
-    return sum(numbers) / len(numbers)
 
 
 def mean_metrics(rollouts: list[dict[str, float]]) -> dict[str, float]:
