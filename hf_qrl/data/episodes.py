@@ -55,6 +55,10 @@ _TOKEN_COLUMNS: dict[str, Any] = {
 }
 _JSON_COLUMNS = ("env_kwargs", "tools", "turn_reward_components", "policy", "turn_legal_actions", "metadata", "info")
 _REQUIRED_COLUMNS = ("messages", "turn_rewards", "terminated", "truncated", "return")
+# What a text that cannot be stored may hide in.
+_TEXT_COLUMNS = ("messages", "task", "turn_finish", *_JSON_COLUMNS)
+_WORDS = (str, bool, type(None))
+_write = json.JSONEncoder(ensure_ascii=False).encode
 # Of other columns than `messages`, one entry per assistant message.
 _TURN_COLUMNS = (
     *("turn_finish", "turn_reward_components", "turn_legal_actions"),
@@ -219,12 +223,20 @@ def validate_episode(row: Mapping[str, Any], where: str = "The episode") -> dict
         )
     if row["terminated"] and reason is not None:
         raise ValueError(f"{where}: it terminated, so `truncation_reason` must be None, got {reason!r}.")
-    for name in ("messages", "task", "turn_finish", *_JSON_COLUMNS):
-        try:
-            json.dumps(row.get(name), ensure_ascii=False).encode()
-        except (TypeError, ValueError, RecursionError) as error:  # half of a surrogate pair, for instance
-            raise ValueError(f"{where}: `{name}` cannot be stored ({type(error).__name__}: {error}).") from None
+    if _storing_error([row.get(name) for name in _TEXT_COLUMNS]) is not None:
+        for name in _TEXT_COLUMNS:
+            error = _storing_error(row.get(name))
+            if error is not None:
+                raise ValueError(f"{where}: `{name}` cannot be stored ({type(error).__name__}: {error}).")
     return dict(row)
+
+
+def _storing_error(value: Any) -> Exception | None:
+    try:
+        _write(value).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # half of a surrogate pair, for instance
+        return error
+    return None
 
 
 def episodes_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
@@ -241,7 +253,11 @@ def episodes_dataset(rows: Iterable[Mapping[str, Any]]) -> Dataset:
     Raises:
         ValueError: If a row is malformed.
     """
-    episodes = [validate_episode(row, f"Episode {i}") for i, row in enumerate(rows)]
+    return dataset_of_checked([validate_episode(row, f"Episode {i}") for i, row in enumerate(rows)])
+
+
+def dataset_of_checked(episodes: list[dict[str, Any]]) -> Dataset:
+    """Makes the [`episodes_dataset`] of rows that [`make_episode`] or [`validate_episode`] returned."""
     tokens = any(row.get(name) is not None for row in episodes for name in _TOKEN_COLUMNS)
     structured = any(
         set(message) - {"role", "content"} or not isinstance(message.get("content"), str)
@@ -273,8 +289,8 @@ def from_jsonl(path: str | os.PathLike) -> Dataset:
     with Path(path).open(encoding="utf-8") as file:
         rows = ((number, json.loads(line)) for number, line in enumerate(file, start=1) if line.strip())
         # A collection's journal begins with its settings.
-        return episodes_dataset(
-            validate_episode(row, f"Line {number} of {path}") for number, row in rows if "journal" not in row
+        return dataset_of_checked(
+            [validate_episode(row, f"Line {number} of {path}") for number, row in rows if "journal" not in row]
         )
 
 
@@ -320,10 +336,10 @@ def plain_json(value: Any) -> Any:
     64 bits, which not every reader can read, become strings; functions and classes their names; the rest is written as
     its `repr`, without addresses.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if -(2**63) <= value < 2**64 else str(value)
-    if value is None or isinstance(value, str | bool):
+    if isinstance(value, _WORDS):
         return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, int):

@@ -3,12 +3,13 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
 import torch
 
+from ..data.chat import Message
 from ..data.interfaces import LLMMessageLogType
 from ..distributed.batched_data_dict import BatchedDataDict
 from .failures import EnvironmentFailure, FailureClass, call_guarded
@@ -20,6 +21,14 @@ from .text_env import CheckedStep, Replay, TextEnv, TextEnvFactory, checked_rese
 
 
 SessionMetadata = dict[str, Any]
+
+
+class SessionStep(NamedTuple):
+    """A turn of one conversation: what its [`TextEnv`] answered, the metadata and the stop strings to go on with."""
+
+    step: CheckedStep
+    metadata: SessionMetadata
+    stop_strings: list[str] | None
 
 
 class TextEnvironment(EnvironmentInterface[SessionMetadata]):
@@ -35,6 +44,9 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
     metadata carries the failure, its reward is NaN, and [`call_step`] sorts it out. Sessions stay in the process that
     began them; one that is not there any more is an `INFRA` failure, after which [`~TextEnvironment.restore`] plays it
     again.
+
+    A subclass that changes what a turn does overrides [`~TextEnvironment.play`]: rollouts play one conversation at a
+    time, and do not go through `step`.
 
     Args:
         factory (`Callable[[], TextEnv]`):
@@ -82,41 +94,47 @@ class TextEnvironment(EnvironmentInterface[SessionMetadata]):
         self, message_log_batch: list[LLMMessageLogType], metadata: list[SessionMetadata]
     ) -> EnvironmentReturn[SessionMetadata]:
         """
-        Plays the last message of each conversation in its session. Failures are in the metadata, never raised.
+        [`~TextEnvironment.play`]s each conversation on. Failures are in the metadata, never raised.
         """
-        steps: list[CheckedStep] = []
-        rows: list[SessionMetadata] = []
-        strings: list[list[str] | None] = []
-        for log, old in zip(message_log_batch, metadata, strict=True):
-            row = {key: old[key] for key in ("_session", "_seed", "_options")}
-            try:
-                env = self._session(row)
-                step = checked_step(env, str(log[-1]["content"]))
-                row["_info"] = _plain_info(env, step.info)
-                over = step.terminated or step.truncated
-                if not over:
-                    self._describe_state(row, env)
-                strings.append(None if over else self._stop_strings(row))
-            except EnvironmentFailure as failure:
-                row[FAILURE_KEY] = failure
-                step, over = CheckedStep([], float("nan"), True, False, {}), True
-                strings.append(None)
-            if over and (FAILURE_KEY in row or not self._keep_ended):
-                # The game is over either way: that it cannot be put away is no reason to lose the episode.
-                self.release([row])
-            if step.truncated:
-                row[TRUNCATED_KEY] = True
-            steps.append(step)
-            rows.append(row)
+        played = [self.play(log[-1], old) for log, old in zip(message_log_batch, metadata, strict=True)]
+        steps = [step for step, _, _ in played]
         return EnvironmentReturn(
             # One message is what other loops know.
             observations=[step.messages[0] if len(step.messages) == 1 else step.messages for step in steps],
-            metadata=rows,
-            next_stop_strings=strings,
+            metadata=[{**row, TRUNCATED_KEY: True} if step.truncated else row for step, row, _ in played],
+            next_stop_strings=[strings for _, _, strings in played],
             rewards=torch.tensor([step.reward for step in steps], dtype=torch.float64),
             terminateds=torch.tensor([step.terminated for step in steps]),
             answers=None,
         )
+
+    def play(self, message: Message, metadata: SessionMetadata) -> SessionStep:
+        """
+        Plays a message in its session. A failure is in the new metadata, and is not raised.
+
+        Args:
+            message (`dict`):
+                The reply.
+            metadata (`dict`):
+                The conversation's. It is not changed.
+        """
+        row = {key: metadata[key] for key in ("_session", "_seed", "_options")}
+        strings = None
+        try:
+            env = self._session(row)
+            step = checked_step(env, str(message["content"]))
+            row["_info"] = _plain_info(env, step.info)
+            over = step.terminated or step.truncated
+            if not over:
+                self._describe_state(row, env)
+                strings = self._stop_strings(row)
+        except EnvironmentFailure as failure:
+            row[FAILURE_KEY] = failure
+            step, over = CheckedStep([], float("nan"), True, False, {}), True
+        if over and (FAILURE_KEY in row or not self._keep_ended):
+            # The game is over either way: that it cannot be put away is no reason to lose the episode.
+            self.release([row])
+        return SessionStep(step, row, strings)
 
     def restore(
         self,

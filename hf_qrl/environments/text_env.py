@@ -21,6 +21,8 @@ Message = dict[str, Any]
 Observation = str | list[Message]
 TextStep = tuple[Observation, float, bool, bool, dict[str, Any]]
 
+_write = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 # An assistant message in an observation would be a turn without a reward.
 _OBSERVATION_ROLES = tuple(role for role in ROLES if role != "assistant")
 
@@ -142,7 +144,7 @@ def checked_messages(messages: Sequence[Any], where: str) -> list[Message]:
                 f"{where} has the role {message.get('role')!r}, allowed are {_OBSERVATION_ROLES}."
             )
         try:
-            json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+            _write(message).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise EnvironmentFailure(
                 f"{where} holds what JSON cannot say ({type(error).__name__}: {error}): {short(message)}."

@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from ..data.episodes import episodes_dataset, plain_json, validate_episode
+from ..data.episodes import dataset_of_checked, plain_json, validate_episode
 from ..distributed.executors import Executor, LocalExecutor
 from ..environments.resetting import EpisodeSource
 from ..environments.seeding import check_seed
@@ -287,12 +287,13 @@ def collect_episodes(
                 returns += row["return"]
             report.num_turns, report.num_tokens = player.num_turns, player.num_tokens
             report.seconds = time.perf_counter() - started
-            bar.set_postfix(_progress(report, returns), refresh=False)
+            if progress:
+                bar.set_postfix(_progress(report, returns), refresh=False)
             if report.n_failed > max_error_rate * report.n_requested:
                 raise TooManyFailures(report, list(rows.values()), max_error_rate)
     if report.failures:
         logger.warning("Episodes: %s.", report)
-    dataset = episodes_dataset(rows[plan.episode_id] for plan in plans if plan.episode_id in rows)
+    dataset = dataset_of_checked([rows[plan.episode_id] for plan in plans if plan.episode_id in rows])
     return (dataset, report) if return_report else dataset
 
 

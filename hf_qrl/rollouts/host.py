@@ -14,7 +14,7 @@ from ..environments.failures import EnvironmentFailure, call_guarded
 from ..environments.interfaces import EnvironmentInterface
 from ..environments.resetting import EpisodeSource, call_reset
 from ..environments.sessions import TextEnvironment
-from ..environments.stepping import call_step
+from ..environments.stepping import FAILURE_KEY, call_step
 from ..environments.text_env import TextEnv
 from ..environments.utils import plain_class
 from .naming import describe, describe_object, names_everything
@@ -132,6 +132,8 @@ class EnvironmentHost:
         Raises:
             EnvironmentFailure: If the environment fails.
         """
+        if isinstance(self.env, TextEnvironment):
+            return self._play(self.env, messages[-1], metadata)
         result = call_step(self.env, [messages], [metadata])
         return HostStep(
             observation=result.observations[0],
@@ -190,6 +192,14 @@ class EnvironmentHost:
     def stateful(self) -> bool:
         """Whether episodes live in this object, rather than in their metadata."""
         return isinstance(self.env, TextEnvironment)
+
+    def _play(self, env: TextEnvironment, message: Message, metadata: Any) -> HostStep:
+        # Not through `call_step`: its tensors of one row, and its checks of what is checked, take longer than a game.
+        step, metadata, strings = call_guarded("The environment's `step`", env.play, message, metadata)
+        if FAILURE_KEY in metadata:
+            raise metadata[FAILURE_KEY]
+        truncated = step.truncated and not step.terminated
+        return HostStep(step.messages, metadata, strings, step.reward, {}, step.terminated, truncated)
 
     def _make(self, env: Any) -> EnvironmentInterface:
         if isinstance(env, EnvironmentInterface):

@@ -15,6 +15,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
+_dumps = json.JSONEncoder(allow_nan=False).encode
 
 
 def config_digest(config: dict[str, Any]) -> str:
@@ -110,9 +111,8 @@ class _LineLog:
                 "give another path."
             )
 
-    def _write(self, row: dict[str, Any]) -> None:
+    def _write(self, line: bytes) -> None:
         fd = self._open_fd()
-        line = json.dumps(row).encode() + b"\n"
         size = os.fstat(fd).st_size
         try:
             written = 0
@@ -191,10 +191,10 @@ class Journal(_LineLog):
             ValueError: If the episode is in the journal, or a number is not finite.
             TypeError: If a value is not plain.
         """
-        _check_plain(row, "row")
+        line = _json_line(row, "row")
         self._add_id(row)
         try:
-            self._write(row)
+            self._write(line)
         except BaseException:
             self._ids.discard(row["episode_id"])
             raise
@@ -246,7 +246,7 @@ class Journal(_LineLog):
     def _check_header(self, digest: str, config: dict[str, Any] | None) -> None:
         header = next(self._lines(), None)
         if header is None:
-            self._write({"journal": _FORMAT, "digest": digest, "config": config})
+            self._write(_json_line({"journal": _FORMAT, "digest": digest, "config": config}, "header"))
             return
         if header.get("journal") != _FORMAT:
             raise ValueError(
@@ -313,12 +313,24 @@ class FailureLog(_LineLog):
             "message": message,
             "traceback": traceback_text,
         }
-        _check_plain(row, "failure")
-        self._write(row)
+        self._write(_json_line(row, "failure"))
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns all failures, those of earlier processes included."""
         return list(self._lines())
+
+
+def _json_line(row: dict[str, Any], where: str) -> bytes:
+    """A line from which the row can be read again."""
+    try:
+        text = _dumps(row)
+        same = json.loads(text) == row
+    except (TypeError, ValueError):
+        same = False
+    if not same:  # why, or two halves of a surrogate pair that are read as one character
+        _check_plain(row, where)
+        text = _dumps(row)
+    return text.encode() + b"\n"
 
 
 def _check_plain(value: Any, where: str) -> None:

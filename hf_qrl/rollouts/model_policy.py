@@ -3,6 +3,7 @@
 
 import copy
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -105,22 +106,32 @@ class ModelPolicy(Policy):
         of the last call is encoded.
         """
         rows = list(zip(conversations, tools, strict=True))
-        if self.tokenizer.is_fast and not self.is_encoder_decoder:  # what encoders read may be no chat
+        # What encoders read may be no chat.
+        if self.tokenizer.is_fast and not self.is_encoder_decoder and all(conversations):
             with suppress(TemplateError, TypeError, ValueError):  # told below, with advice
-                return self._encoder([self._text(messages, shown) for messages, shown in rows])
+                return self._encoder(self._texts(rows))
         return [self.prompt(messages, shown) for messages, shown in rows]
 
-    def _text(self, messages: list[Message], tools: list | None) -> str:
-        """The text that [`~ModelPolicy.prompt`] encodes."""
+    def _texts(self, rows: list[tuple[list[Message], list | None]]) -> list[str]:
+        """The texts that [`~ModelPolicy.prompt`] encodes, of conversations with their tools."""
+        texts: list[str] = []
+        # A call renders any number of conversations, with the same tools: mostly there are none.
+        for _, group in groupby(rows, key=lambda row: id(row[1])):
+            part = list(group)
+            texts += self.tokenizer.apply_chat_template(
+                [self._read(messages) for messages, _ in part],
+                tools=part[0][1],
+                chat_template=self.chat_template or PLAIN_CHAT_TEMPLATE,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        return texts
+
+    def _read(self, messages: list[Message]) -> list[Message]:
+        """The messages that the template gets."""
         if self.history_window is not None:
             messages = window_messages(messages, self.history_window)
-        return self.tokenizer.apply_chat_template(
-            [{**message, "role": model_role(message["role"])} for message in messages],
-            tools=tools,
-            chat_template=self.chat_template or PLAIN_CHAT_TEMPLATE,
-            add_generation_prompt=True,
-            tokenize=False,
-        )
+        return [{**message, "role": model_role(message["role"])} for message in messages]
 
     def act(
         self,
@@ -138,7 +149,7 @@ class ModelPolicy(Policy):
             for prompt, budget in zip(prompts, budgets, strict=True)
         ]
         rows = [i for i, action in enumerate(actions) if action is None]
-        training = [module for module in self.model.modules() if module.training]
+        training = [module for module in _modules(self.model) if module.training]
         # Setting a mode takes longer than rendering the conversations does.
         if training:
             self.model.eval()
@@ -232,6 +243,14 @@ class ModelPolicy(Policy):
             **dict.fromkeys(("max_length", "temperature", "top_k", "top_p", "min_p", "typical_p")),
         )
         return config
+
+
+def _modules(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules of a model. Its own `modules` takes longer than to render a conversation."""
+    modules = [model]
+    for module in modules:
+        modules.extend(module.children())
+    return modules
 
 
 def _eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -99,7 +99,6 @@ class Episode:
     reward_components: list[dict[str, float]] = field(default_factory=list)
     legal_actions: list[list[str] | None] = field(default_factory=list)
     infos: list[dict[str, Any]] = field(default_factory=list)
-    hashes: list[str] = field(default_factory=list)
     terminated: bool = False
     truncation_reason: str | None = None
     # Of calls, so that each has a name of its own.
@@ -214,15 +213,8 @@ class Player:
                 plan = todo[name]
                 if outcome.failure is None:
                     start: HostStart = outcome.value
-                    hashes = [observation_hash(start.messages)] if start.stateful else []
                     done[name] = Episode(
-                        plan,
-                        start,
-                        outcome.slot,
-                        list(start.messages),
-                        start.metadata,
-                        start.stop_strings,
-                        hashes=hashes,
+                        plan, start, outcome.slot, list(start.messages), start.metadata, start.stop_strings
                     )
                 elif _may_succeed(outcome, attempt):
                     again[name] = plan
@@ -311,9 +303,10 @@ class Player:
         """
         plan, turn = episode.plan, len(episode.rewards)
         actions = [action.text for action in episode.actions[:-1]]
+        hashes = [observation_hash(observation) for observation in _observations(episode.messages)]
         for attempt in range(2, MAX_ATTEMPTS + 1):
             key = f"{self._prefix}/{plan.episode_id}/restore/{turn}/{attempt}"
-            arguments = (plan.seed, actions, episode.hashes)
+            arguments = (plan.seed, actions, hashes)
             (outcome,) = self.executor.run([Task(key, "restore", arguments, {"options": plan.options})])
             if outcome.failure is None:
                 episode.metadata, episode.slot = outcome.value, outcome.slot
@@ -343,8 +336,6 @@ class Player:
         if step.stop_strings is not None:
             episode.stop_strings = step.stop_strings
         episode.infos.append(episode.described("_info") or {} if episode.start.stateful else {})
-        if episode.start.stateful:
-            episode.hashes.append(observation_hash(step.observation))
         episode.terminated = step.terminated
         if step.truncated:
             episode.truncation_reason = "env_limit"
@@ -367,6 +358,12 @@ class Player:
                 tasks.append(Task(key, "release", (episode.metadata,), slot=episode.slot))
         for _ in self.executor.run(tasks) if tasks else ():
             pass
+
+
+def _observations(messages: list[Message]) -> list[list[Message]]:
+    """What was observed before each action, of a conversation that ends with one."""
+    ends = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return [messages[start:end] for start, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)]
 
 
 def start_tools(start: HostStart) -> list[dict[str, Any]] | None:

@@ -296,12 +296,13 @@ def _check_text(what: str, text: Any) -> None:
 
 def _numbers(what: str, values: Any, kind: type[Any]) -> list[int] | list[float]:
     """Returns numbers as Python's own, which can be stored."""
-    if isinstance(values, np.ndarray | torch.Tensor):
-        values = values.tolist()
     convert = int if kind is Integral else float
     # What a model policy gives, checked in one pass each: the general case takes as long as all the rest of a turn.
-    if type(values) is list and set(map(type, values)) == {convert} and all(map(math.isfinite, values)):
-        return values
+    if type(values) is list and set(map(type, values)) == {convert}:
+        if convert is int or all(map(math.isfinite, values)):
+            return values
+    if isinstance(values, np.ndarray | torch.Tensor):
+        values = values.tolist()
     if not isinstance(values, list | tuple) or not all(
         isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) for value in values
     ):

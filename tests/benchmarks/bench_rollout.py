@@ -122,7 +122,10 @@ def measure(policy: ModelPolicy, seeds: list[int], args: argparse.Namespace, clo
     words = type(policy.tokenizer)
     places = [
         (policy.model, "generate", "generate"),
+        # Also the random numbers that tokens are chosen with: drawn before, and part of it.
+        (RowSampler, "__init__", "choose"),
         (RowSampler, "__call__", "choose"),
+        (RowSampler, "logprobs", "choose"),
         (RowStops, "__call__", "choose"),
         (words, "apply_chat_template", "template"),
         (words, "__call__", "tokenise"),
@@ -130,7 +133,7 @@ def measure(policy: ModelPolicy, seeds: list[int], args: argparse.Namespace, clo
         (EnvironmentHost, "reset", "step"),
         (EnvironmentHost, "step", "step"),
         (Journal, "append", "journal"),
-        (collect, "episodes_dataset", "dataset"),
+        (collect, "dataset_of_checked", "dataset"),
     ]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=args.output_dir))
