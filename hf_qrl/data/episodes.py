@@ -338,9 +338,14 @@ def plain_json(value: Any) -> Any:
     """
     if isinstance(value, _WORDS):
         return value
+    # What a conversation is made of, before what takes longer to ask.
+    if type(value) is dict:
+        return {str(key): plain_json(item) for key, item in value.items()}
+    if type(value) is list:
+        return [plain_json(item) for item in value]
     if isinstance(value, int):
         return value if -(2**63) <= value < 2**64 else str(value)
-    if isinstance(value, np.generic | np.ndarray):
+    if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     if isinstance(value, int):
         return value
@@ -348,7 +353,7 @@ def plain_json(value: Any) -> Any:
         return value if math.isfinite(value) else repr(value)
     if isinstance(value, Mapping):
         return {str(key): plain_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [plain_json(item) for item in value]
     if isinstance(value, type) or inspect.isfunction(value) or inspect.ismethod(value) or inspect.isbuiltin(value):
         return f"{value.__module__}.{value.__qualname__}"
