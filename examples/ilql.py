@@ -11,6 +11,7 @@ every option.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset, load_dataset
 from trl import TrlParser
@@ -44,26 +45,30 @@ def load(name: str, split: str) -> Dataset:
     return load_dataset(file_format, data_files=name, split="train")
 
 
-def main(script: ScriptArguments, args: ILQLConfig) -> ILQLTrainer:
+def train(trainer_class: Any, script: Any, args: Any, head_arguments: dict[str, Any]) -> Any:
+    """Trains a model with heads on the data that the options name, and saves it."""
     dataset, eval_dataset = load(script.dataset, script.dataset_split), None
     if script.eval_fraction > 0:
         parts = dataset.train_test_split(script.eval_fraction, seed=args.seed)
         dataset, eval_dataset = parts["train"], parts["test"]
     args.model_init_kwargs = {
-        "head_type": script.head_type,
-        "num_q_heads": script.num_q_heads,
+        **head_arguments,
         "beta": script.beta,
         "policy_top_k": script.policy_top_k,
         "dtype": script.dtype,
         **(args.model_init_kwargs or {}),
     }
-    trainer = ILQLTrainer(script.model_name_or_path, args, train_dataset=dataset, eval_dataset=eval_dataset)
+    trainer = trainer_class(script.model_name_or_path, args, train_dataset=dataset, eval_dataset=eval_dataset)
     resume = args.resume_from_checkpoint
     trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
     trainer.save_model()
     if args.push_to_hub:
         trainer.push_to_hub(dataset_name=script.dataset)
     return trainer
+
+
+def main(script: ScriptArguments, args: ILQLConfig) -> ILQLTrainer:
+    return train(ILQLTrainer, script, args, {"head_type": script.head_type, "num_q_heads": script.num_q_heads})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ every option.
 
 from dataclasses import dataclass, field
 
-from ilql import load
+from ilql import train
 from trl import TrlParser
 
 from hf_qrl import QRLHFConfig, QRLHFTrainer
@@ -34,25 +34,7 @@ class ScriptArguments:
 
 
 def main(script: ScriptArguments, args: QRLHFConfig) -> QRLHFTrainer:
-    dataset, eval_dataset = load(script.dataset, script.dataset_split), None
-    if script.eval_fraction > 0:
-        parts = dataset.train_test_split(script.eval_fraction, seed=args.seed)
-        dataset, eval_dataset = parts["train"], parts["test"]
-    args.model_init_kwargs = {
-        "beta": script.beta,
-        "policy_top_k": script.policy_top_k,
-        "dtype": script.dtype,
-        **(args.model_init_kwargs or {}),
-    }
-    if script.policy is not None:
-        args.model_init_kwargs["policy"] = script.policy
-    trainer = QRLHFTrainer(script.model_name_or_path, args, train_dataset=dataset, eval_dataset=eval_dataset)
-    resume = args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=True if str(resume).lower() == "true" else resume)
-    trainer.save_model()
-    if args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script.dataset)
-    return trainer
+    return train(QRLHFTrainer, script, args, {} if script.policy is None else {"policy": script.policy})
 
 
 if __name__ == "__main__":
