@@ -88,6 +88,23 @@ class EpisodeSource:
         }
 
 
+class NumberedStarts(EpisodeSource):
+    """
+    The starts of the episodes with these numbers, in the place of the first ones.
+
+    Args:
+        source ([`EpisodeSource`]): All starts.
+        numbers (`Sequence[int]`): Number of each episode.
+    """
+
+    def __init__(self, source: EpisodeSource, numbers: Sequence[int]) -> None:
+        self.source, self.numbers = source, numbers
+
+    def start(self, seed: int, index: int) -> dict[str, Any]:
+        """Returns the start of an episode."""
+        return self.source.start(seed, self.numbers[index])
+
+
 def call_reset(
     env: Any,
     seeds: Sequence[int],

@@ -12,10 +12,11 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
 from ..data import prepare_dataset
 from ..data.episodes import episodes_dataset, plain_json
-from ..environments.resetting import EpisodeSource
+from ..environments.resetting import NumberedStarts
 from ..environments.seeding import episode_seed
 from ..rollouts import (
     CollectionReport,
@@ -32,6 +33,8 @@ from .mixing import RowMixer
 from .processes import fsdp_is_asked_for
 from .replay import Replay, ReplayJournal
 
+
+logger = logging.get_logger(__name__)
 
 # What of `collect_episodes` the trainer decides, and where from.
 _OWN_ARGUMENTS = {
@@ -192,6 +195,8 @@ class OnlineCollectionCallback(TrainerCallback):
             turns = sum(report.num_turns for _, report in parts)
             episodes, unusable = self._add_usable(played)
             report = CollectionReport(len(planned), len(episodes), failures=failures + unusable, num_turns=turns)
+            if report.n_failed:
+                logger.warning("Episodes played: %s. The last: %s", report, report.failures[-1].message)
             if report.n_failed > self.collect_kwargs["max_error_rate"] * report.n_requested:
                 raise TooManyFailures(report, played, self.collect_kwargs["max_error_rate"])
             if trainer.is_world_process_zero():
@@ -213,7 +218,7 @@ class OnlineCollectionCallback(TrainerCallback):
         if args.collect_epsilon > 0:
             policy = EpsilonGreedyPolicy(policy, args.collect_epsilon)
         if kwargs.get("source") is not None:
-            kwargs["source"] = EpisodeSource(_Starts(kwargs["source"], numbers))
+            kwargs["source"] = NumberedStarts(kwargs["source"], numbers)
         # Whether too many have failed is judged of those of all processes.
         kwargs["max_error_rate"] = 1.0
         seeds = [episode_seed(number, kwargs["split"]) for number in numbers]
@@ -250,7 +255,11 @@ class OnlineCollectionCallback(TrainerCallback):
                 usable.append(episode)
             except ValueError as error:
                 turns = len(episode["turn_rewards"])
-                message = f"No rows to train on can be made of it. {error}"
+                message = (
+                    f"No rows to train on can be made of it: {error} It was played by the policy, which may have said "
+                    "nothing: more training before it plays, a chat template that marks the end of a reply, or a "
+                    "larger `max_error_rate` in `collect_kwargs` help then."
+                )
                 failures.append(
                     EpisodeFailure(episode["episode_id"], index, episode["seed"], turns, "error", "DATA", message)
                 )
@@ -263,10 +272,11 @@ class OnlineCollectionCallback(TrainerCallback):
             self.trainer.train_dataset = self.replay.rows  # what others take for the data
 
     def _metrics(self, episodes: list[dict[str, Any]]) -> dict[str, float]:
-        told = [episode["success"] for episode in episodes if episode["success"] is not None]
+        successes = [episode["success"] for episode in episodes]
         return {
             "env/return": math.fsum(episode["return"] for episode in episodes) / len(episodes),
-            **({"env/success_rate": sum(told) / len(told)} if told else {}),
+            # An episode that does not tell is no success, where others tell.
+            **({"env/success_rate": successes.count(True) / len(successes)} if set(successes) != {None} else {}),
             "env/episodes": self.num_episodes,
             "env/steps": self.num_steps,
             "replay/size": len(self.replay),
@@ -303,16 +313,6 @@ class OnlineCollectionCallback(TrainerCallback):
         self.trainer._fitted = state["fitted"]
         for name, value in state["fitted"].items():
             setattr(self.trainer, name, value)
-
-
-class _Starts:
-    """Takes from a source the starts of the episodes of these numbers: those of one collection follow the last's."""
-
-    def __init__(self, source: EpisodeSource, numbers: range):
-        self.source, self.numbers = source, numbers
-
-    def __call__(self, seed: int, index: int) -> dict[str, Any]:
-        return self.source.start(seed, self.numbers[index])
 
 
 __all__ = ["OnlineCollectionCallback", "check_online"]

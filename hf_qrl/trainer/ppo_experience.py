@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..environments import EpisodeSource, episode_seed
+from ..environments.resetting import NumberedStarts
 from ..losses.advantages import adapted_kl_coef
 from ..rollouts import ModelPolicy, collect_episodes
 from ..rollouts.store import RolloutStore
@@ -63,6 +64,11 @@ class Experience:
             "time/rollout": played - started,
             "time/score": scored - played,
         }
+        if self.trainer.prompts is not None:
+            for name in self.trainer.prompts.names:
+                scores = [x for row in rows if (x := row["turn_reward_components"][0].get(name)) is not None]
+                if scores:
+                    metrics[f"rewards/{name}/mean"] = mean(scores)
         if args.kl_target is not None and self.trainer.reference is not None:
             progress.kl_coef = adapted_kl_coef(
                 progress.kl_coef,
@@ -120,8 +126,7 @@ class Experience:
             )
         rows = episodes.to_list()
         if trainer.prompts is not None:
-            for row, reward in zip(rows, trainer.prompts.rewards(rows), strict=True):
-                row["turn_rewards"], row["return"] = [reward], reward
+            trainer.prompts.reward(rows)
         place_of = dict(zip(seeds, places, strict=True))
         return [(place_of[row["seed"]], row) for row in rows]
 
@@ -199,16 +204,6 @@ def whole_model(trainer: Any) -> AbstractContextManager:
     from trl.models.utils import unwrap_model_for_generation
 
     return unwrap_model_for_generation(trainer.model_wrapped, trainer.accelerator)
-
-
-class NumberedStarts(EpisodeSource):
-    """The starts of the episodes with these numbers, in the place of the first ones."""
-
-    def __init__(self, source: EpisodeSource, numbers: list[int]):
-        self.source, self.numbers = source, numbers
-
-    def start(self, seed: int, index: int) -> dict[str, Any]:
-        return self.source.start(seed, self.numbers[index])
 
 
 __all__ = ["Experience", "mean", "whole_model"]

@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.utils import logging
 
 from ..data import collate_ppo
 from ..data.ppo_types import PPORLBatch, PPORLElement
 from ..rollouts.store import RolloutStore
+
+
+logger = logging.get_logger(__name__)
 
 
 @dataclasses.dataclass
@@ -62,6 +66,7 @@ class RolloutBatches:
             if self.store is None:
                 self.store = self.trainer.rollout(progress)
                 progress.rollouts += 1
+                self._check_steps(len(self.store))
             while progress.epoch < args.ppo_epochs:
                 minibatches = self.minibatches(len(self.store))
                 while progress.minibatch < len(minibatches):
@@ -71,6 +76,17 @@ class RolloutBatches:
                     yield from micro_batches
                 progress.epoch, progress.minibatch = progress.epoch + 1, 0
             progress.epoch, self.store = 0, None
+
+    def _check_steps(self, size: int) -> None:
+        """Warns, at the first rollout, if training ends before it has been gone through."""
+        steps = self.trainer.args.ppo_epochs * -(-size // self.trainer.turns_per_step)
+        if self.progress.rollouts == 1 and steps > self.trainer.args.max_steps:
+            logger.warning(
+                "The first rollout has %d turns, which are %d optimizer steps in %d passes, and `max_steps` is %d: "
+                "the policy would not play again. Raise `max_steps` or `per_device_train_batch_size`, or play fewer "
+                "episodes.",
+                *(size, steps, self.trainer.args.ppo_epochs, self.trainer.args.max_steps),
+            )
 
     def minibatches(self, size: int) -> list[np.ndarray]:
         """The turns of each optimizer step of a pass, in an order that the seed and the pass decide."""
@@ -115,7 +131,12 @@ class RolloutBatches:
         has_rollout = progress.pop("has_rollout")
         for name, value in progress.items():
             setattr(self.progress, name, value)
-        self.store = RolloutStore.load(Path(directory) / self.rollout_file) if has_rollout else None
+        rollout = Path(directory) / self.rollout_file
+        if has_rollout and not rollout.is_file():
+            raise ValueError(
+                f"The checkpoint {str(directory)!r} has lost its {rollout.name}: resume from another one."
+            )
+        self.store = RolloutStore.load(rollout) if has_rollout else None
 
 
 __all__ = ["Progress", "RolloutBatches"]

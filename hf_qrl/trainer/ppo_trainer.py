@@ -83,7 +83,8 @@ class PPOTrainer(BaseTrainer):
     >>> from hf_qrl import PPOConfig, PPOTrainer
     >>> from hf_qrl.environments.games import GuessNumberEnv
 
-    >>> args = PPOConfig("out", max_steps=100, max_turns=20, max_completion_length=8)
+    >>> playing = {"max_turns": 20, "max_completion_length": 8, "reward_scale": 0.1}
+    >>> args = PPOConfig("out", max_steps=400, per_device_train_batch_size=64, **playing)
     >>> trainer = PPOTrainer("HuggingFaceTB/SmolLM2-135M-Instruct", args, environment=GuessNumberEnv)
     >>> trainer.train()  # doctest: +SKIP
     ```

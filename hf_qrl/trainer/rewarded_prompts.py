@@ -95,6 +95,9 @@ class RewardedPrompts:
             raise ValueError(f"Got {len(weights)} `reward_weights` for {len(reward_funcs)} reward functions.")
         self.dataset, self.reward_funcs = dataset, list(reward_funcs)
         self.weights = [1.0] * len(self.reward_funcs) if weights is None else list(weights)
+        names = [getattr(function, "__name__", type(function).__name__) for function in self.reward_funcs]
+        # Two lambdas, for instance, have one name.
+        self.names = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
         # The rewards come later, in batches.
         self.environment = from_reward_function(_no_reward, dataset)
 
@@ -110,10 +113,10 @@ class RewardedPrompts:
             seeds.append((int(order[place]) + n * turn) % (2**32 - 2**32 % n))
         return seeds
 
-    def rewards(self, rows: list[dict[str, Any]]) -> list[float]:
-        """The rewards of played episodes, in one call of each function."""
+    def reward(self, rows: list[dict[str, Any]]) -> None:
+        """Puts the rewards into the rows of played episodes, in one call of each function, with what each gave."""
         if not rows:
-            return []
+            return
         examples = [self.dataset[row["seed"] % len(self.dataset)] for row in rows]
         replies = [row["messages"][-1]["content"] for row in rows]
         columns = {
@@ -121,7 +124,7 @@ class RewardedPrompts:
             for name in self.dataset.column_names
             if name not in ("prompt", "completion")
         }
-        return self.score(
+        scores = self.scores(
             prompts=[example["prompt"] for example in examples],
             completions=[
                 reply if isinstance(example["prompt"], str) else [{"role": "assistant", "content": reply}]
@@ -130,12 +133,24 @@ class RewardedPrompts:
             completion_ids=[row["turn_token_ids"][0] for row in rows],
             **columns,
         )
+        for row, parts in zip(rows, scores, strict=True):
+            row["turn_reward_components"] = [parts]
+            row["return"] = self.weighted(parts)
+            row["turn_rewards"] = [row["return"]]
 
     def score(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
         """The weighted sum of the reward functions, as one function of TRL's kind."""
-        totals: list[float | None] = [None] * len(prompts)
-        for function, weight in zip(self.reward_funcs, self.weights, strict=True):
-            name = getattr(function, "__name__", type(function).__name__)
+        return [self.weighted(parts) for parts in self.scores(prompts, completions, **columns)]
+
+    def weighted(self, scores: dict[str, float]) -> float:
+        """The weighted sum of the scores of a completion."""
+        weights = dict(zip(self.names, self.weights, strict=True))
+        return sum(weights[name] * score for name, score in scores.items())
+
+    def scores(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[dict[str, float]]:
+        """What each reward function gives each completion that it applies to."""
+        found: list[dict[str, float]] = [{} for _ in prompts]
+        for name, function in zip(self.names, self.reward_funcs, strict=True):
             scores = finished(function(prompts=prompts, completions=completions, **columns))
             if not isinstance(scores, Sequence | np.ndarray | torch.Tensor) or len(scores) != len(prompts):
                 raise ValueError(
@@ -147,13 +162,11 @@ class RewardedPrompts:
                     continue
                 if not math.isfinite(score):
                     raise ValueError(f"The reward function `{name}` returned {score} for {completions[i]!r}.")
-                totals[i] = (totals[i] or 0.0) + weight * float(score)
-        unscored = [i for i, total in enumerate(totals) if total is None]
+                found[i][name] = float(score)
+        unscored = [completion for completion, scores in zip(completions, found, strict=True) if not scores]
         if unscored:
-            raise ValueError(
-                f"No reward function has a score for {completions[unscored[0]]!r}: at least one must return a number."
-            )
-        return totals  # type: ignore[return-value]
+            raise ValueError(f"No reward function has a score for {unscored[0]!r}: at least one must return a number.")
+        return found
 
 
 def reward_functions(

@@ -19,10 +19,9 @@ from hf_qrl import ILQLConfig, ILQLTrainer, LlamaDuelingQForCausalLM, QRLHFConfi
 from hf_qrl.data import prepare_dataset
 from hf_qrl.data.episodes import from_jsonl, make_episode
 from hf_qrl.environments import episode_seed
-from hf_qrl.environments.resetting import EpisodeSource
+from hf_qrl.environments.resetting import EpisodeSource, NumberedStarts
 from hf_qrl.rollouts import RandomPolicy, TooManyFailures, collect_episodes
 from hf_qrl.trainer.mixing import RowMixer
-from hf_qrl.trainer.online import _Starts
 from hf_qrl.trainer.replay import Replay, ReplayJournal
 from tests.trainer.conftest import QUIET
 from tests.trainer.online_env import TEMPLATE, Broken, Letters
@@ -396,7 +395,7 @@ class TestPlaying:
 
     def test_starts_of_a_source_go_on(self):
         source = EpisodeSource([{"messages": [{"role": "user", "content": str(i)}]} for i in range(9)])
-        later = EpisodeSource(_Starts(source, range(3, 9)[1::2]))
+        later = NumberedStarts(source, range(3, 9)[1::2])
         assert [later.start(0, i)["messages"][0]["content"] for i in range(3)] == ["4", "6", "8"]
 
     def test_model_card_says_how_it_played(self, make_player):

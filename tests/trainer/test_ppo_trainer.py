@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     TrainerCallback,
 )
+from transformers.utils import logging as transformers_logging
 
 from hf_qrl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, TextEnv
 from hf_qrl.data import collate_ppo
@@ -446,6 +447,19 @@ def test_reward_functions(make_trainer):
         for row in trainer.latest_episodes
     ]
     assert [row["return"] for row in trainer.latest_episodes] == pytest.approx(by_hand)
+    for name in ("right", "length"):
+        scores = [row["turn_reward_components"][0].get(name) for row in trainer.latest_episodes]
+        scores = [score for score in scores if score is not None]
+        assert logged(trainer, f"rewards/{name}/mean")[-1] == pytest.approx(sum(scores) / len(scores))
+
+
+def test_a_training_that_ends_before_its_first_rollout_does_is_told(make_trainer, caplog):
+    transformers_logging.enable_propagation()
+    try:
+        make_trainer(max_steps=3, per_device_train_batch_size=8).train()
+    finally:
+        transformers_logging.disable_propagation()
+    assert "which are 8 optimizer steps in 4 passes, and `max_steps` is 3" in caplog.text
 
 
 def test_learns_from_reward_functions(make_trainer, make_base, tokenizer):
