@@ -193,6 +193,11 @@ class RolloutStore:
         of_tokens = [x[steps["mask"] > 0] for x in both]
         if whiten_advantages:
             of_tokens[0] = whiten(of_tokens[0])
+        if not all(bool(x.float().isfinite().all()) for x in of_tokens):
+            raise ValueError(
+                "Advantages or returns are not finite: rewards, values or log-probabilities are too large, or NaN. "
+                "Scale the rewards (`reward_scale`), or lower the learning rate."
+            )
         advantages, returns = (x.float().split(sizes) for x in of_tokens)
         for i, old in enumerate(self.elements):
             self.elements[i] = PPORLElement(

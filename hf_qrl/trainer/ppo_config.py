@@ -9,6 +9,13 @@ from ..losses.advantages import KLEstimator
 from .base_config import BaseConfig
 
 
+# What of `collect_episodes` the trainer decides.
+OWN_ARGUMENTS = {
+    *("policy", "env", "num_episodes", "seeds", "split", "source", "max_turns", "batch_size", "executor"),
+    *("output_dir", "keep_tokens", "run_seed", "progress", "return_report"),
+}
+
+
 @dataclass
 class PPOConfig(BaseConfig):
     r"""
@@ -132,6 +139,12 @@ class PPOConfig(BaseConfig):
             self._check_at_least_one(name)
         if not math.isfinite(self.reward_scale) or self.reward_scale == 0:
             raise ValueError(f"`reward_scale` must be finite and not 0, got {self.reward_scale}.")
+        if self.kl_target is not None and self.kl_coef == 0:
+            raise ValueError("`kl_target` adapts `kl_coef`, and with `kl_coef=0` there is no penalty. Leave out one.")
+        if isinstance(self.collect_kwargs, dict):
+            own = sorted(self.collect_kwargs.keys() & OWN_ARGUMENTS)
+            if own:
+                raise ValueError(f"`collect_kwargs` has {own}, which other arguments of PPO decide. Leave them out.")
         if self.discount_on not in ("token", "utterance"):
             raise ValueError(f'`discount_on` must be "token" or "utterance", got {self.discount_on!r}.')
         if self.kl_estimator not in get_args(KLEstimator):

@@ -113,11 +113,18 @@ class RolloutBatches:
             batch = dataclasses.replace(batch, response_mask=nothing)
         return {field.name: getattr(batch, field.name) for field in dataclasses.fields(PPORLBatch)}
 
+    def settings(self) -> dict[str, float]:
+        """What the place in a run depends on."""
+        args = self.trainer.args
+        names = ("episodes_per_rollout", "ppo_epochs", "seed", "kl_coef")
+        return {**{name: getattr(args, name) for name in names}, "turns_per_step": self.trainer.turns_per_step}
+
     def save(self, directory: str | Path) -> None:
         """Saves the progress, and the rollout if it has not been gone through."""
         if self.store is not None:
             self.store.save(Path(directory) / self.rollout_file)
         progress = {**dataclasses.asdict(self.progress), "has_rollout": self.store is not None}
+        progress["settings"] = self.settings()
         (Path(directory) / self.progress_file).write_text(json.dumps(progress), encoding="utf-8")
 
     def load(self, directory: str | Path) -> None:
@@ -128,7 +135,13 @@ class RolloutBatches:
                 f"The checkpoint {str(directory)!r} is of no `PPOTrainer`: there is no {file.name} in it."
             )
         progress = json.loads(file.read_text(encoding="utf-8"))
-        has_rollout = progress.pop("has_rollout")
+        has_rollout, settings = progress.pop("has_rollout"), progress.pop("settings")
+        changed = {name: f"{settings[name]}, not {x}" for name, x in self.settings().items() if x != settings[name]}
+        if changed:
+            raise ValueError(
+                f"The checkpoint {str(directory)!r} is of a run with other settings: {changed}. Its place in the "
+                "episodes and in the rollout would be another: resume with those that the run began with."
+            )
         for name, value in progress.items():
             setattr(self.progress, name, value)
         rollout = Path(directory) / self.rollout_file

@@ -26,12 +26,13 @@ from .callbacks import EpisodeTableCallback
 from .environment_callback import EnvironmentEvaluationCallback
 from .inputs import check_dataset_type, decoder_start_token_id, disable_dropout, load_model, load_tokenizer
 from .metrics import MetricSums
+from .ppo_checks import check_generation, check_trainable
 from .ppo_config import PPOConfig
 from .ppo_experience import Experience, mean
 from .ppo_rollouts import Progress, RolloutBatches
 from .ppo_rows import model_inputs
 from .processes import check_fsdp_settings, check_processes, fsdp_is_asked_for
-from .reference import reference_policy
+from .reference import begins_as_no_change, reference_policy
 from .rewarded_prompts import RewardedPrompts, reward_functions
 
 
@@ -133,13 +134,18 @@ class PPOTrainer(BaseTrainer):
             raise ValueError("PPO generates with weights that FSDP2 has sharded, which is not supported. Use ZeRO-3.")
         functions = reward_functions(reward_funcs, reward_model, reward_processing_class, args.generation_batch_size)
         self.prompts = self._prompts(environment, functions, reward_weights, train_dataset)
+        if self.prompts is None and (reward_weights is not None or eval_dataset is not None):
+            raise ValueError(
+                "`reward_weights` and `eval_dataset` belong to reward functions, and an `environment` is played. "
+                "Leave them out; `eval_episodes` is the number of episodes of an evaluation."
+            )
         self.environment = environment if self.prompts is None else self.prompts.environment
         self._set_max_steps(args)
 
         given = model
         revision = args.model_init_kwargs.get("revision") if isinstance(args.model_init_kwargs, dict) else None
         loaded = load_model(model, args, put_value_head, quantization_config)
-        fresh_adapter = not isinstance(loaded, PeftModel) and peft_config is not None
+        fresh_adapter = not isinstance(loaded, PeftModel) and begins_as_no_change(peft_config)
         adapted = adapt(loaded, peft_config, args, revision)
         model = base_of(adapted)
         if not isinstance(model, ValueHeadPreTrainedModel):
@@ -155,7 +161,10 @@ class PPOTrainer(BaseTrainer):
                 raise ValueError(
                     "`num_layers_unfrozen` and an adapter both say what is trained. Leave out one of them."
                 )
+            model.base.requires_grad_(True)
             model.freeze_lower_layers(args.num_layers_unfrozen)
+        check_trainable(adapted, model)
+        check_generation(model.generation_config)
         if args.history_window is not None:
             model.config.history_window = args.history_window
 
@@ -170,6 +179,11 @@ class PPOTrainer(BaseTrainer):
         self._tokenizer = tokenizer
         self._conversational = bool(tokenizer.chat_template)
         self.pad_token_id = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        if self.pad_token_id >= model.get_output_embeddings().out_features:
+            raise ValueError(
+                f"The tokenizer's pad token {self.pad_token_id} lies outside the model's vocabulary of "
+                f"{model.get_output_embeddings().out_features} tokens: call `model.resize_token_embeddings` first."
+            )
         self.decoder_start_token_id = decoder_start_token_id(model)
         self._fitted: dict[str, Any] = {}
         # Where a run goes on is in the checkpoint (`RolloutBatches`): there is nothing to skip.
@@ -253,7 +267,7 @@ class PPOTrainer(BaseTrainer):
         args = self.args
         environment, seeds = self.environment, args.eval_episodes
         if self.prompts is not None and dataset is not None:
-            environment = from_reward_function(self.prompts.score, dataset, trl_signature=True)
+            environment = from_reward_function(self._evaluation_reward, dataset, trl_signature=True)
             seeds = range(len(dataset))
         return EnvironmentEvaluationCallback(
             self,
@@ -263,7 +277,15 @@ class PPOTrainer(BaseTrainer):
             policy_kwargs={"max_new_tokens": args.max_completion_length, "temperature": args.temperature},
             max_turns=1 if self.prompts is not None else args.max_turns,
             batch_size=args.generation_batch_size,
+            # What fails in a reward function is no matter of luck.
+            max_error_rate=1.0 if self.prompts is None else 0.0,
         )
+
+    def _evaluation_reward(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+        """The rewards of completions of which the text is known."""
+        texts = [x if isinstance(x, str) else x[0]["content"] for x in completions]
+        completion_ids = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return self.prompts.score(prompts, completions, completion_ids=completion_ids, **columns)  # type: ignore[union-attr]
 
     def _load_reference(self, ref_model: str | PreTrainedModel | None, given: Any) -> Any:
         """A reference policy that is a model of its own, with a value head so that it is called alike."""
@@ -275,6 +297,13 @@ class PPOTrainer(BaseTrainer):
             return None
         if args.kl_coef == 0:
             raise ValueError("With `kl_coef=0` there is no reference policy: leave out `ref_model`.")
+        if isinstance(ref_model, nn.Module):
+            own = set(map(id, self.model.parameters()))
+            if any(id(x) in own for x in ref_model.parameters()):
+                raise ValueError(
+                    "`ref_model` shares weights with the model in training, and a reference stays as it is. Leave it "
+                    "out for the policy that training begins with, or pass a copy."
+                )
         arguments = dict(args.model_init_kwargs or {}) if isinstance(ref_model, str) else {}
         if isinstance(ref_model, str):
             arguments.setdefault("dtype", self.bare_model.dtype)
@@ -284,6 +313,13 @@ class PPOTrainer(BaseTrainer):
         return put_value_head(ref_model, config, arguments)
 
     # -------------------------------------------------------------------------------------------------------- data
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`~transformers.Trainer.train`]."""
+        if not resume_from_checkpoint:
+            self.batches = RolloutBatches(self)
+            self._rollout_metrics = []
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         return self.batches
@@ -353,7 +389,12 @@ class PPOTrainer(BaseTrainer):
         super().log(logs, start_time)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> dict:
-        """Plays the episodes of evaluation, and returns their metrics."""
+        """Plays the episodes of evaluation, and returns their metrics, whose names begin with `eval_env/`."""
+        if eval_dataset is not None or metric_key_prefix != "eval" or self.args.eval_strategy == "no":
+            raise ValueError(
+                "`evaluate` plays what the trainer was made to evaluate on: set `eval_strategy` (and, for reward "
+                "functions, `eval_dataset`). Other episodes are played by `evaluate_policy`."
+            )
         metrics: dict[str, float] = {}
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

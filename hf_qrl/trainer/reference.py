@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from peft import LoraConfig, PeftConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from .weight_copy import WeightCopy
@@ -81,4 +82,13 @@ def reference_policy(trainer: Any, ref_model: Any, fresh_adapter: bool) -> Refer
     return CopiedWeights(trainer)
 
 
-__all__ = ["ReferencePolicy", "reference_policy"]
+def begins_as_no_change(peft_config: PeftConfig | None) -> bool:
+    """Whether an adapter, as long as it is fresh, leaves a model as it is, and does so again where it is disabled."""
+    return (
+        isinstance(peft_config, LoraConfig)
+        and peft_config.bias == "none"
+        and peft_config.init_lora_weights in (True, "gaussian")
+    )
+
+
+__all__ = ["ReferencePolicy", "begins_as_no_change", "reference_policy"]

@@ -35,7 +35,14 @@ class RewardModel:
     ):
         name = model if isinstance(model, str) else model.config._name_or_path
         if isinstance(model, str):
-            model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, dtype=torch.float32)
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                model, num_labels=1, dtype=torch.float32, output_loading_info=True
+            )
+            if info["missing_keys"]:
+                raise ValueError(
+                    f"{name!r} lacks weights of a reward model ({sorted(info['missing_keys'])}), which would be "
+                    "random: give a sequence classification model with one output."
+                )
         if getattr(model.config, "num_labels", None) != 1:
             raise ValueError(
                 f"A reward model has one output, and `{type(model).__name__}` has "
@@ -93,11 +100,16 @@ class RewardedPrompts:
             raise ValueError(f"The prompts are a dataset with a column `prompt`, got {dataset.column_names}.")
         if weights is not None and len(weights) != len(reward_funcs):
             raise ValueError(f"Got {len(weights)} `reward_weights` for {len(reward_funcs)} reward functions.")
+        if weights is not None and not all(math.isfinite(weight) for weight in weights):
+            raise ValueError(f"`reward_weights` must be finite numbers, got {list(weights)}.")
         self.dataset, self.reward_funcs = dataset, list(reward_funcs)
         self.weights = [1.0] * len(self.reward_funcs) if weights is None else list(weights)
-        names = [getattr(function, "__name__", type(function).__name__) for function in self.reward_funcs]
-        # Two lambdas, for instance, have one name.
-        self.names = [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+        self.names: list[str] = []
+        for function in self.reward_funcs:
+            name = getattr(function, "__name__", type(function).__name__)
+            while name in self.names:  # as that of a second lambda
+                name += "_"
+            self.names.append(name)
         # The rewards come later, in batches.
         self.environment = from_reward_function(_no_reward, dataset)
 

@@ -2,6 +2,7 @@
 """PPO as a trainer: what it learns, whether its gradients are right, and that a run goes on as it would have."""
 
 import copy
+import math
 import random
 from functools import partial
 
@@ -389,6 +390,27 @@ def test_reference_policy_is_the_start(make_trainer, make_base, kind):
         assert names and all("layers.1." in name or name.endswith("model.norm.weight") for name in names)
 
 
+@pytest.mark.parametrize("changes", [{"bias": "all"}, {"init_lora_weights": False}, {"init_lora_weights": "pissa"}])
+def test_reference_policy_of_adapters_that_change_the_model(make_trainer, make_base, changes):
+    """What is penalised is the distance from the policy that training begins with, whatever PEFT did to get there."""
+    peft_config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **changes)
+    trainer = make_trainer(make_base(), peft_config=peft_config, learning_rate=0.05, max_steps=8)
+    before = trainer.rollout(trainer.batches.progress)
+    for element, reference in zip(before.elements, before.ref_logprobs, strict=True):
+        torch.testing.assert_close(reference, element.logprobs, rtol=0, atol=1e-4)
+    trainer.train()
+    again = trainer.experience.scorer.scores(before.elements)
+    for score, reference in zip(again, before.ref_logprobs, strict=True):
+        torch.testing.assert_close(score.ref_logprobs, reference, rtol=0, atol=1e-4)
+    assert max((score.logprobs - score.ref_logprobs).abs().max() for score in again) > 0.01
+
+
+def test_a_reference_that_is_the_model_itself(make_trainer, make_base):
+    base = make_base()
+    with pytest.raises(ValueError, match="shares weights with the model in training"):
+        make_trainer(base, ref_model=base)
+
+
 def test_no_reference_without_a_penalty(make_trainer):
     trainer = make_trainer(kl_coef=0.0)
     assert trainer.reference is None
@@ -468,6 +490,40 @@ def test_learns_from_reward_functions(make_trainer, make_base, tokenizer):
     )
     trainer.train()
     assert logged(trainer, "env/return")[-1] > 0.9
+
+
+def test_reward_functions_of_one_name(make_trainer):
+    functions = [lambda prompts, value=value, **kwargs: [value] * len(prompts) for value in (1.0, 2.0, 4.0)]
+    trainer = make_trainer(reward_funcs=functions, reward_weights=[1.0, 10.0, 100.0], train_dataset=PROMPTS)
+    trainer.rollout(trainer.batches.progress)
+    assert {row["return"] for row in trainer.latest_episodes} == {421.0}
+
+
+def test_a_reward_model_without_a_head(make_trainer, make_base, tokenizer, tmp_path):
+    make_base().save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="lacks weights of a reward model"):
+        make_trainer(reward_model=str(tmp_path / "plain"), train_dataset=PROMPTS)
+
+
+def test_evaluation_hands_out_token_ids_and_fails_aloud(make_trainer):
+    def needs_ids(prompts, completions, completion_ids, **kwargs):
+        return [float(len(ids)) for ids in completion_ids]
+
+    options = {"train_dataset": PROMPTS, "eval_dataset": PROMPTS, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make_trainer(reward_funcs=needs_ids, max_steps=1, max_completion_length=2, **options)
+    trainer.train()
+    assert 0 < logged(trainer, "eval_env/return")[-1] <= 2
+    with pytest.raises(ValueError, match="`evaluate` plays what the trainer was made"):
+        trainer.evaluate(PROMPTS)
+
+    def fails_later(prompts, completions, **kwargs):
+        if len(prompts) == 1:  # as in evaluation
+            raise RuntimeError("the judge is gone")
+        return [0.0] * len(prompts)
+
+    with pytest.raises(RuntimeError, match="the judge is gone"):
+        make_trainer(reward_funcs=fails_later, max_steps=1, **options).train()
 
 
 def test_reward_model(make_trainer, make_base, tokenizer, tmp_path):
@@ -600,6 +656,25 @@ def test_evaluation_and_the_best_model(make_trainer, kind):
     assert trainer.evaluate()["eval_env/return"] == max(returns)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"episodes_per_rollout": 8}, {"per_device_train_batch_size": 4}, {"kl_coef": 0.5}, {"ppo_epochs": 2}],
+)
+def test_a_run_that_would_go_on_elsewhere_is_refused(make_trainer, changes):
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    make_trainer(**options).train()
+    with pytest.raises(ValueError, match="of a run with other settings"):
+        make_trainer(**{**options, **changes}).train(resume_from_checkpoint=True)
+
+
+def test_training_again_begins_anew(make_trainer):
+    trainer = make_trainer(max_steps=2, learning_rate=0.05)
+    trainer.train()
+    trainer.train()
+    ratios = logged(trainer, "policy/ratio")
+    assert ratios[0] == pytest.approx(1, abs=1e-5), "from what the policy of now has played"
+
+
 class Stop(TrainerCallback):
     def __init__(self, step):
         self.step = step
@@ -695,6 +770,15 @@ class Broken(Bandit):
             "Leave out one",
         ),
         ({"reward_funcs": right, "train_dataset": PROMPTS, "eval_strategy": "steps"}, ValueError, "`eval_dataset`"),
+        ({"environment": Bandit, "reward_weights": [1.0]}, ValueError, "belong to reward functions"),
+        ({"environment": Bandit, "eval_dataset": PROMPTS}, ValueError, "belong to reward functions"),
+        (
+            {"reward_funcs": right, "reward_weights": [math.nan], "train_dataset": PROMPTS},
+            ValueError,
+            "finite numbers",
+        ),
+        ({"kl_target": 1.0, "kl_coef": 0.0}, ValueError, "Leave out one"),
+        ({"collect_kwargs": {"max_turns": 3, "seeds": [1]}}, ValueError, "which other arguments of PPO decide"),
         ({"cliprange": 0.0}, ValueError, "`cliprange` must be finite and above 0"),
         ({"gamma": 1.5}, ValueError, "`gamma` must lie between"),
         ({"kl_estimator": "k4"}, ValueError, "`kl_estimator` must be one of"),
@@ -717,6 +801,33 @@ def test_a_model_with_other_heads_is_refused(make_trainer, make_base):
 
     with pytest.raises(ValueError, match=r"start from its language model \(`model.base`\)"):
         make_trainer(AutoModelForCausalLMWithILQLHeads.from_pretrained(make_base()))
+
+
+def test_a_policy_that_could_not_change_is_refused(make_trainer, make_base):
+    with pytest.raises(ValueError, match="the policy could not change"):
+        make_trainer(make_base().requires_grad_(False))
+
+
+def test_layers_are_thawed_for_the_next_trainer(make_trainer, make_base):
+    base = make_base()
+    make_trainer(base, num_layers_unfrozen=1)
+    trainer = make_trainer(base, num_layers_unfrozen=2)
+    trained = {name for name, x in trainer.bare_model.base.named_parameters() if x.requires_grad}
+    assert any("layers.0." in name for name in trained)
+
+
+def test_settings_that_change_the_probabilities_are_refused(make_trainer, make_base):
+    base = make_base()
+    base.generation_config.repetition_penalty = 1.02
+    with pytest.raises(ValueError, match="by other probabilities than those"):
+        make_trainer(base)
+
+
+def test_a_pad_token_outside_the_vocabulary(make_trainer, tokenizer):
+    larger = copy.deepcopy(tokenizer)
+    larger.add_special_tokens({"pad_token": "<padding>"})
+    with pytest.raises(ValueError, match="lies outside the model's vocabulary"):
+        make_trainer(processing_class=larger)
 
 
 def test_factories_and_executors(make_trainer):
