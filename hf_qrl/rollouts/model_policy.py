@@ -148,14 +148,23 @@ class ModelPolicy(Policy):
             Action("", OVERFLOW, num_prompt_tokens=len(prompt)) if budget < 1 else None
             for prompt, budget in zip(prompts, budgets, strict=True)
         ]
-        rows = [i for i, action in enumerate(actions) if action is None]
+        # A row that is done goes on, unseen, until the others are: with learned positions past the last one, if the
+        # others have more room.
+        groups: dict[int, list[int]] = {}
+        for i, budget in enumerate(budgets):
+            if actions[i] is None:
+                groups.setdefault(budget, []).append(i)
+        parts = [
+            rows[start : start + self.batch_size]
+            for rows in groups.values()
+            for start in range(0, len(rows), self.batch_size)
+        ]
         training = [module for module in _modules(self.model) if module.training]
         # Setting a mode takes longer than rendering the conversations does.
         if training:
             self.model.eval()
         try:
-            for start in range(0, len(rows), self.batch_size):
-                part = rows[start : start + self.batch_size]
+            for part in parts:
                 replies = self._generate(
                     [prompts[i] for i in part],
                     [stop_strings[i] for i in part],

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_qrl.data import prepare_dataset
 from hf_qrl.data.episodes import PLAIN_CHAT_TEMPLATE
@@ -449,3 +449,19 @@ def test_what_cannot_be_rendered_is_told(make_model, tokenizer):
     policy = ModelPolicy(make_model(), tokenizer)
     with pytest.raises(ValueError, match="cannot render the messages"):
         policy.act([user("a"), [{"role": "user"}]], [None] * 2, seeds_of([0, 1]))
+
+
+def test_learned_positions_end_with_the_longest_conversation(tokenizer):
+    """A long conversation that has no room left does not run past the model's positions while a short one goes on."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes, eos_token_id=tokenizer.eos_token_id)).eval()
+    policy = ModelPolicy(model, tokenizer, max_new_tokens=12)
+    short, long = ([{"role": "user", "content": text}] for text in ("a", "b" * 12))
+    lengths = [len(policy.prompt(messages)) for messages in (short, long)]
+    assert lengths[0] + 12 <= 40 < lengths[1] + 12
+    seeds = [np.random.SeedSequence(i) for i in range(2)]
+    together = policy.act([short, long], [None, None], seeds)
+    alone = [policy.act([messages], [None], [seed])[0] for messages, seed in zip((short, long), seeds, strict=True)]
+    assert [action.token_ids for action in together] == [action.token_ids for action in alone]
+    assert len(together[1].token_ids) <= 40 - lengths[1]
