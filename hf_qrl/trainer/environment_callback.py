@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import TrainerCallback
+from transformers import TrainerCallback, set_seed
 
 from ..rollouts import EvaluationResult, ModelPolicy, evaluate_policy
 from ..rollouts.plans import list_of_seeds
@@ -123,12 +123,14 @@ class EnvironmentEvaluationCallback(TrainerCallback):
 
 
 @contextmanager
-def random_state_kept(device: torch.device) -> Iterator[None]:
-    """Leaves the global random state as it was, from which environments may draw."""
+def random_state_kept(device: torch.device, seed: list[int] | None = None) -> Iterator[None]:
+    """Leaves the global random state as it was, from which environments may draw; meanwhile it follows from a seed."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = [] if device.type == "cpu" else [device]
     try:
         with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+            if seed is not None:
+                set_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
             yield
     finally:
         random.setstate(python)

@@ -187,7 +187,8 @@ class OnlineCollectionCallback(TrainerCallback):
         planned, max_turns = self._plan()
         if not planned:
             return
-        with random_state_kept(trainer.bare_model.device):
+        # Others at each collection, for environments that draw from global random state.
+        with random_state_kept(trainer.bare_model.device, [args.seed, planned.start, args.process_index]):
             mine = planned[args.process_index :: args.world_size]
             parts = gather_object([self._play(mine, max_turns)] if mine else [])
             played = sorted((row for rows, _ in parts for row in rows), key=self._place(planned))

@@ -110,7 +110,9 @@ class Experience:
         options: dict[str, Any] = {"on_length": "continue", **(args.collect_kwargs or {})}
         first = progress.rollouts * args.episodes_per_rollout
         source = None if self.source is None else NumberedStarts(self.source, [first + place for place in places])
-        with whole_model(trainer), random_state_kept(trainer.bare_model.device):
+        # Others at each rollout, for environments that draw from global random state.
+        draws = [args.seed, progress.rollouts, args.process_index]
+        with whole_model(trainer), random_state_kept(trainer.bare_model.device, draws):
             episodes = collect_episodes(
                 self.policy(),
                 trainer.environment,

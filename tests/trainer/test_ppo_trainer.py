@@ -830,6 +830,25 @@ def test_a_pad_token_outside_the_vocabulary(make_trainer, tokenizer):
         make_trainer(processing_class=larger)
 
 
+class Careless(Bandit):
+    """Draws from global random state, which it should not."""
+
+    drawn = []
+
+    def reset(self, *, seed, options=None):
+        self.drawn.append(random.random())
+        return super().reset(seed=seed)
+
+
+def test_environments_with_global_random_state_are_not_repeated(make_trainer):
+    trainer = make_trainer(environment=Careless, max_steps=12, episodes_per_rollout=4)
+    Careless.drawn.clear()
+    before = random.getstate()
+    trainer.train()
+    assert len(set(Careless.drawn)) == len(Careless.drawn) == 12
+    assert random.getstate() == before
+
+
 def test_factories_and_executors(make_trainer):
     from hf_qrl.distributed.executors import LocalExecutor
 
