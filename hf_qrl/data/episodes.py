@@ -330,6 +330,12 @@ def successes(dataset: Dataset) -> Dataset:
     return dataset.select([i for i, success in enumerate(dataset["success"]) if success is True])
 
 
+def success_rate(successes: Iterable[bool | None]) -> float | None:
+    """Share of successes among episodes, of which one that does not tell is none; `None` if none of them tells."""
+    told = list(successes)
+    return told.count(True) / len(told) if any(success is not None for success in told) else None
+
+
 def plain_json(value: Any) -> Any:
     """
     Returns a copy of what JSON can say of a value, the same in each process as far as possible. Integers of more than

@@ -19,6 +19,7 @@ from datasets import Dataset
 from rich.console import Console
 from rich.table import Table
 
+from ..data.episodes import success_rate
 from ..distributed.executors import Executor, Task
 from ..environments.resetting import EpisodeSource
 from ..environments.sessions import TextEnvironment
@@ -174,8 +175,6 @@ def evaluate_policy(
         )
         environment_metrics, error = ({}, None) if _measures_nothing(env) else _post_process(workers, transcripts)
     returns = np.asarray(transcripts["return"], dtype=np.float64)
-    successes = transcripts["success"]
-    tells = any(success is not None for success in successes)
     infos = [info["turns"] for info in transcripts["info"] if info and "turns" in info]
     num_invalid = sum(bool(turn.get("invalid_action")) for turns in infos for turn in turns)
     reasons = Counter(reason for reason in transcripts["truncation_reason"] if reason is not None)
@@ -187,7 +186,7 @@ def evaluate_policy(
         n_ok=report.n_ok,
         n_error=report.n_failed,
         mean_return=interval,
-        success_rate=float(np.mean([success is True for success in successes])) if tells else None,
+        success_rate=success_rate(transcripts["success"]),
         mean_turns=float(np.mean(num_turns)) if num_turns else float("nan"),
         truncations={reason: count / len(transcripts) for reason, count in sorted(reasons.items())},
         invalid_action_rate=num_invalid / sum(num_turns) if infos else None,

@@ -153,6 +153,18 @@ def freeze_and_check(model: Any, args: QLearningConfig) -> None:
         )
 
 
+def pad_token_of(tokenizer: PreTrainedTokenizerBase | None, model: Any) -> int:
+    """The token that fills up rows; raises a `ValueError` if the model does not know it."""
+    pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    vocab_size = model.get_output_embeddings().out_features
+    if pad_token_id >= vocab_size:
+        raise ValueError(
+            f"The tokenizer's pad token {pad_token_id} lies outside the model's vocabulary of {vocab_size} tokens: "
+            "call `model.resize_token_embeddings` first."
+        )
+    return pad_token_id
+
+
 def disable_dropout(model: nn.Module) -> None:
     """Sets every dropout probability to zero."""
     for module in model.modules():
@@ -171,4 +183,5 @@ __all__ = [
     "freeze_and_check",
     "load_model",
     "load_tokenizer",
+    "pad_token_of",
 ]

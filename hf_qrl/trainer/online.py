@@ -15,7 +15,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from ..data import prepare_dataset
-from ..data.episodes import episodes_dataset, plain_json
+from ..data.episodes import episodes_dataset, plain_json, success_rate
 from ..environments.resetting import NumberedStarts
 from ..environments.seeding import episode_seed
 from ..rollouts import (
@@ -273,11 +273,10 @@ class OnlineCollectionCallback(TrainerCallback):
             self.trainer.train_dataset = self.replay.rows  # what others take for the data
 
     def _metrics(self, episodes: list[dict[str, Any]]) -> dict[str, float]:
-        successes = [episode["success"] for episode in episodes]
+        rate = success_rate(episode["success"] for episode in episodes)
         return {
             "env/return": math.fsum(episode["return"] for episode in episodes) / len(episodes),
-            # An episode that does not tell is no success, where others tell.
-            **({"env/success_rate": successes.count(True) / len(successes)} if set(successes) != {None} else {}),
+            **({} if rate is None else {"env/success_rate": rate}),
             "env/episodes": self.num_episodes,
             "env/steps": self.num_steps,
             "replay/size": len(self.replay),

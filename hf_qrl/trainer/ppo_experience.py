@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers.integrations import is_deepspeed_zero3_enabled
 
+from ..data.episodes import success_rate
 from ..environments import EpisodeSource, episode_seed
 from ..environments.resetting import NumberedStarts
 from ..losses.advantages import adapted_kl_coef
@@ -47,15 +48,14 @@ class Experience:
         scored = time.perf_counter()
         turns = [len(row["turn_rewards"]) for row in rows]
         finishes = [finish for row in rows for finish in row["turn_finish"]]
-        successes = [row["success"] for row in rows]
+        rate = success_rate(row["success"] for row in rows)
         progress.episodes += len(rows)
         progress.steps += sum(turns)
         metrics |= {
             "env/return": mean([row["return"] for row in rows]),
             "env/turns": mean(turns),
             "env/truncated": mean([row["truncated"] for row in rows]),
-            # An episode that does not tell is no success, where others tell.
-            **({"env/success_rate": mean([x is True for x in successes])} if set(successes) != {None} else {}),
+            **({} if rate is None else {"env/success_rate": rate}),
             "env/episodes": progress.episodes,
             "env/steps": progress.steps,
             "completions/mean_length": mean([len(element.response_tensor) for element in store.elements]),

@@ -24,7 +24,14 @@ from .adapters import adapt, base_of
 from .base_trainer import BaseTrainer
 from .callbacks import EpisodeTableCallback
 from .environment_callback import EnvironmentEvaluationCallback
-from .inputs import check_dataset_type, decoder_start_token_id, disable_dropout, load_model, load_tokenizer
+from .inputs import (
+    check_dataset_type,
+    decoder_start_token_id,
+    disable_dropout,
+    load_model,
+    load_tokenizer,
+    pad_token_of,
+)
 from .metrics import MetricSums
 from .ppo_checks import check_generation, check_trainable
 from .ppo_config import PPOConfig
@@ -140,6 +147,7 @@ class PPOTrainer(BaseTrainer):
                 "Leave them out; `eval_episodes` is the number of episodes of an evaluation."
             )
         self.environment = environment if self.prompts is None else self.prompts.environment
+        self.turns_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._set_max_steps(args)
 
         given = model
@@ -178,12 +186,7 @@ class PPOTrainer(BaseTrainer):
             tokenizer.chat_template = training_chat_template(tokenizer)
         self._tokenizer = tokenizer
         self._conversational = bool(tokenizer.chat_template)
-        self.pad_token_id = 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        if self.pad_token_id >= model.get_output_embeddings().out_features:
-            raise ValueError(
-                f"The tokenizer's pad token {self.pad_token_id} lies outside the model's vocabulary of "
-                f"{model.get_output_embeddings().out_features} tokens: call `model.resize_token_embeddings` first."
-            )
+        self.pad_token_id = pad_token_of(tokenizer, model)
         self.decoder_start_token_id = decoder_start_token_id(model)
         self._fitted: dict[str, Any] = {}
         # Where a run goes on is in the checkpoint (`RolloutBatches`): there is nothing to skip.
@@ -201,7 +204,6 @@ class PPOTrainer(BaseTrainer):
             optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
         )
         check_processes(self)
-        self.turns_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.reference = reference_policy(self, self._load_reference(ref_model, given), fresh_adapter)
         self.batches = RolloutBatches(self)
         self.experience = Experience(self, executor, source)
@@ -250,8 +252,7 @@ class PPOTrainer(BaseTrainer):
                 "episodes take: set `max_steps`, the number of optimizer steps."
             )
         rollouts = -(-len(self.prompts.dataset) * args.num_train_epochs // args.episodes_per_rollout)
-        turns = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        args.max_steps = int(rollouts) * args.ppo_epochs * -(-args.episodes_per_rollout // turns)
+        args.max_steps = int(rollouts) * args.ppo_epochs * -(-args.episodes_per_rollout // self.turns_per_step)
 
     def _eval_dataset(self, args: PPOConfig, dataset: Dataset | None) -> Dataset | None:
         """What satisfies the parent class where episodes are played to evaluate."""

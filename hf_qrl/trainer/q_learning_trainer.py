@@ -34,6 +34,7 @@ from .inputs import (
     freeze_and_check,
     load_model,
     load_tokenizer,
+    pad_token_of,
 )
 from .metrics import MetricSums
 from .online import OnlineCollectionCallback, check_online
@@ -140,14 +141,8 @@ class QLearningTrainer(BaseTrainer):
             self._fit_to_data(model, args, train_dataset)
 
         if data_collator is None:
-            pad_token_id = 0 if tokenizer is None or tokenizer.pad_token_id is None else tokenizer.pad_token_id
-            if pad_token_id >= self._prepare_kwargs["vocab_size"]:
-                raise ValueError(
-                    f"The tokenizer's pad token {pad_token_id} lies outside the model's vocabulary of "
-                    f"{self._prepare_kwargs['vocab_size']} tokens: call `model.resize_token_embeddings` first."
-                )
             collator = DataCollatorForSeq2SeqILQL if model.config.is_encoder_decoder else DataCollatorForILQL
-            data_collator = collator(pad_token_id=pad_token_id)
+            data_collator = collator(pad_token_id=pad_token_of(tokenizer, model))
         if args.accelerator_config.dispatch_batches is None:
             # By default one process reads a stream for all, which takes batches that are all of one length.
             args.accelerator_config.dispatch_batches = False
